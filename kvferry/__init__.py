@@ -1,0 +1,7 @@
+"""What every layer of kvferry shares: ids, errors, limits, configuration, time, wire types.
+
+May import: the standard library, numpy, grpc and protobuf. Never torch, never Ray.
+
+Reading order: `ids`, `errors`, `limits`, `config`, `sampling`, `generation`, `kv_events`,
+`accounts`, then `convert`, the one place where protobuf messages become these types.
+"""

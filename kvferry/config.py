@@ -1,0 +1,277 @@
+"""The configuration of a cluster: one tree of frozen dataclasses, parsed once.
+
+Sources, later ones win: the defaults below, a YAML file, `KVFERRY_*` variables
+(`KVFERRY_CACHE__PAGE_SIZE=64`), command-line flags (`--cache.page_size 64`). Unknown names are
+refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ENVIRONMENT_PREFIX = "KVFERRY_"
+BUNDLED_MODEL = "bundled:SmolLM2-135M-Instruct"
+
+
+class DType(Enum):
+    """Element type of weights and KV."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model the cluster serves."""
+
+    path: str = BUNDLED_MODEL
+    """A local Hugging Face directory, or the model that comes with the install."""
+    served_name: str = "SmolLM2-135M-Instruct"
+    dtype: DType = DType.FLOAT32
+    context_length: int = 8192
+    """Longest prompt + answer in tokens; bounded by what the model was made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGroupConfig:
+    """Workers of one role."""
+
+    count: int = 0
+    cpus: float = 1.0
+    gpus: float = 0.0
+    threads: int = 1
+    """Compute threads per worker. More than its cores collapses (see docs/performance.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersConfig:
+    """How many workers of each role, and what each may use."""
+
+    prefill: WorkerGroupConfig = WorkerGroupConfig(count=1)
+    decode: WorkerGroupConfig = WorkerGroupConfig(count=1)
+    both: WorkerGroupConfig = WorkerGroupConfig(count=0)
+    """Aggregated workers: prefill and decode without a handoff."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV memory of each worker."""
+
+    page_size: int = 16
+    memory_bytes: int = 768 * 2**20
+    """Budget for KV and the row table. 768 MiB is 17 k tokens of SmolLM2-135M in float32."""
+    rows: int = 64
+    """Sequences tracked at once, handoffs included."""
+    radix: bool = True
+    """False: nothing is shared between requests."""
+    audit: bool = False
+    """Run every ledger check after every step. For tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one engine step may contain."""
+
+    chunk_tokens: int = 512
+    """Most prompt tokens computed in one step, over all requests."""
+    running_max: int = 32
+    """Most sequences decoded together."""
+    queue_max: int = 256
+    """Requests a worker accepts beyond the running ones before it says it is overloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffConfig:
+    """Moving KV between workers."""
+
+    staging_buffer_bytes: int = 4 * 2**20
+    """Largest chunk. 1-16 MiB is where Gloo is fast and what can hang stays small."""
+    staging_buffers: int = 8
+    """Buffers, hence chunks in flight, of one link in one direction."""
+    checksums: bool = False
+    local_prefill_tokens_max: int = 0
+    """A decode worker computes prompts with at most this many uncached tokens by itself."""
+    link_timeout_s: float = 20.0
+    """Longest wait for one chunk before the link is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    """0 takes a free port."""
+    requests_max: int = 512
+    """Requests in flight; more are refused with RESOURCE_EXHAUSTED."""
+    request_timeout_s: float = 600.0
+    """Longest life of a request whose client sets no deadline."""
+    status_interval_s: float = 0.5
+    """How often the router asks each worker for its load."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The whole configuration."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    handoff: HandoffConfig = field(default_factory=HandoffConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    worker_host: str = "127.0.0.1"
+    """Address that workers bind and announce."""
+    restart_backoff_s: float = 0.5
+    """Wait before a dead worker is started again; doubles up to 30 s while it keeps dying."""
+
+
+def load_config(
+    file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str]
+) -> ClusterConfig:
+    """Compose the configuration of a process and validate it.
+
+    `overrides` maps dotted names to text, as flags do. Raises `ConfigError` naming the setting.
+    """
+    values = _read_yaml(file) if file is not None else {}
+    for name, text in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            _set_dotted(values, dotted, text)
+    for dotted, text in overrides.items():
+        _set_dotted(values, dotted, text)
+    config: ClusterConfig = _build(ClusterConfig, values, "")
+    _validate(config)
+    return config
+
+
+def settings(tree: type = ClusterConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, default) of every setting, for flags and documentation."""
+    yield from _leaves(tree(), prefix)
+
+
+def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for entry in dataclasses.fields(node):
+        value = getattr(node, entry.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}", value
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The configuration as plain values that `load_config` reads back from YAML."""
+    out: dict[str, Any] = {}
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        if dataclasses.is_dataclass(value):
+            out[entry.name] = to_mapping(value)
+        else:
+            out[entry.name] = value.value if isinstance(value, Enum) else value
+    return out
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError("config", f"{file} is not valid YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError("config", f"{file} must contain a mapping")
+    return values
+
+
+def _set_dotted(values: dict[str, Any], dotted: str, text: str) -> None:
+    *path, last = dotted.split(".")
+    node = values
+    for name in path:
+        child = node.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(dotted, f"{name} is not a section")
+        node = child
+    node[last] = yaml.safe_load(text)
+
+
+def _build(kind: type, values: Any, prefix: str) -> Any:
+    if not isinstance(values, dict):
+        raise ConfigError(prefix.rstrip(".") or "config", "must be a mapping")
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+            raise ConfigError(f"{prefix}{name}", f"is not a setting{hint}")
+    hints = typing.get_type_hints(kind)
+    defaults = kind()
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hints[name]) and isinstance(value, dict):
+            # A section given in part keeps this section's defaults, not those of its class.
+            value = to_mapping(getattr(defaults, name)) | value
+        made[name] = _convert(hints[name], value, f"{prefix}{name}")
+    return kind(**made)
+
+
+def _convert(kind: Any, value: Any, name: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _build(typing.cast("type", kind), value, f"{name}.")
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = [member.value for member in kind]
+        if value not in choices:
+            raise ConfigError(name, f"is {value!r}; must be one of {', '.join(choices)}")
+        return kind(value)
+    if isinstance(kind, types.UnionType):
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(name, f"is {value!r}; must be a {kind.__name__}")
+    return value
+
+
+def _validate(config: ClusterConfig) -> None:
+    for name, low, value in (
+        ("model.context_length", 2, config.model.context_length),
+        ("cache.page_size", 1, config.cache.page_size),
+        ("cache.memory_bytes", 1, config.cache.memory_bytes),
+        ("cache.rows", 1, config.cache.rows),
+        ("scheduler.chunk_tokens", 1, config.scheduler.chunk_tokens),
+        ("scheduler.running_max", 1, config.scheduler.running_max),
+        ("scheduler.queue_max", 0, config.scheduler.queue_max),
+        ("handoff.staging_buffer_bytes", 1, config.handoff.staging_buffer_bytes),
+        ("handoff.staging_buffers", 1, config.handoff.staging_buffers),
+        ("router.port", 0, config.router.port),
+        ("router.requests_max", 1, config.router.requests_max),
+    ):
+        if value < low:
+            raise ConfigError(name, f"is {value}; must be at least {low}")
+    groups = config.workers
+    for role in ("prefill", "decode", "both"):
+        group: WorkerGroupConfig = getattr(groups, role)
+        if group.count < 0:
+            raise ConfigError(f"workers.{role}.count", f"is {group.count}; must not be negative")
+        if group.threads < 1:
+            raise ConfigError(f"workers.{role}.threads", f"is {group.threads}; must be at least 1")
+    if groups.decode.count + groups.both.count == 0:
+        raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
+    if groups.prefill.count > 0 and groups.decode.count == 0:
+        raise ConfigError("workers.decode.count", "prefill workers need a decode worker")

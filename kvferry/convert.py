@@ -1,0 +1,270 @@
+"""The one place where protobuf messages of the client and worker APIs become our types.
+
+Messages of the handoff are converted in `kv_transfer.wire`, beside the types they become.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.errors import InvalidInput
+from kvferry.generation import (
+    AttemptFinish,
+    AttemptOutput,
+    AttemptRequest,
+    AttemptUsage,
+    FinishReason,
+    OutputToken,
+    PrefillSource,
+    TokenLogprobs,
+)
+from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.kv_events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvEventBatch,
+)
+from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.rpc.v1 import worker_pb2 as worker
+from kvferry.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvferry.ids import TokenIds
+
+_FINISH_TO_WIRE = {
+    FinishReason.STOP: inference.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: inference.FINISH_REASON_CANCELLED,
+}
+_FINISH_FROM_WIRE = {wire: reason for reason, wire in _FINISH_TO_WIRE.items()}
+
+_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+)
+
+
+def finish_reason_to_wire(reason: FinishReason) -> inference.FinishReason:
+    """The enum value that clients see."""
+    return _FINISH_TO_WIRE[reason]
+
+
+def token_ids_from_wire(ids: Iterable[int]) -> TokenIds:
+    """uint32 ids as an int32 array. Raises `InvalidInput` for an id that int32 cannot hold."""
+    wide = np.fromiter(ids, dtype=np.int64)
+    if wide.size and int(wide.max()) > np.iinfo(np.int32).max:
+        raise InvalidInput("token_ids", f"{int(wide.max())} is not a token id")
+    return wide.astype(np.int32)
+
+
+def sampling_from_wire(message: inference.SamplingParams, seed: int) -> SamplingParams:
+    """`seed` is used where the message has none. Values are not validated here."""
+    given = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    return SamplingParams(
+        **{"seed": seed} | given,
+        logit_bias=dict(message.logit_bias),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
+    """Every field set, except `logprobs` when it is None."""
+    message = inference.SamplingParams(
+        logit_bias=dict(params.logit_bias),
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+    for name in _SCALARS:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    return message
+
+
+def attempt_request_to_wire(
+    request: AttemptRequest, incarnation: Incarnation
+) -> worker.AttemptRequest:
+    """`incarnation` is that of the worker the request is meant for."""
+    message = worker.AttemptRequest(
+        request_id=request.id.request_id,
+        attempt=request.id.attempt,
+        incarnation=incarnation,
+        prompt=request.prompt.tolist(),
+        sampling=sampling_to_wire(request.sampling),
+        extra_key=request.extra_key,
+    )
+    if request.source is not None:
+        message.source.worker_id = request.source.worker_id
+        message.source.address = request.source.address
+        message.source.incarnation = request.source.incarnation
+    return message
+
+
+def attempt_request_from_wire(message: worker.AttemptRequest) -> AttemptRequest:
+    """The attempt without the incarnation it was meant for."""
+    source = None
+    if message.HasField("source"):
+        source = PrefillSource(
+            worker_id=WorkerId(message.source.worker_id),
+            address=message.source.address,
+            incarnation=Incarnation(message.source.incarnation),
+        )
+    return AttemptRequest(
+        id=AttemptId(RequestId(message.request_id), Attempt(message.attempt)),
+        prompt=token_ids_from_wire(message.prompt),
+        sampling=sampling_from_wire(message.sampling, seed=0),
+        extra_key=ExtraKey(message.extra_key),
+        source=source,
+    )
+
+
+def logprobs_to_wire(logprobs: TokenLogprobs) -> inference.TokenLogprobs:
+    """Chosen token first, then the alternatives, best first."""
+    return inference.TokenLogprobs(
+        chosen=inference.TokenLogprob(token_id=logprobs.token_id, logprob=logprobs.logprob),
+        top=[inference.TokenLogprob(token_id=tok, logprob=val) for tok, val in logprobs.top],
+    )
+
+
+def logprobs_from_wire(message: inference.TokenLogprobs) -> TokenLogprobs:
+    """The inverse of `logprobs_to_wire`."""
+    return TokenLogprobs(
+        token_id=message.chosen.token_id,
+        logprob=message.chosen.logprob,
+        top=tuple((entry.token_id, entry.logprob) for entry in message.top),
+    )
+
+
+def attempt_output_to_wire(output: AttemptOutput) -> worker.AttemptOutput:
+    """Tokens of one output either all carry logprobs or none does."""
+    message = worker.AttemptOutput(
+        token_ids=[token.token_id for token in output.tokens],
+        logprobs=[
+            logprobs_to_wire(token.logprobs)
+            for token in output.tokens
+            if token.logprobs is not None
+        ],
+    )
+    if output.finish is not None:
+        usage = output.finish.usage
+        message.finish.CopyFrom(
+            worker.AttemptFinish(
+                reason=_FINISH_TO_WIRE[output.finish.reason],
+                prefill_hit_tokens=usage.prefill_hit_tokens,
+                decode_hit_tokens=usage.decode_hit_tokens,
+                moved_tokens=usage.moved_tokens,
+                moved_bytes=usage.moved_bytes,
+                handoff_ms=usage.handoff_ms,
+            )
+        )
+    return message
+
+
+def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
+    """The inverse of `attempt_output_to_wire`."""
+    finish = None
+    if message.HasField("finish"):
+        finish = AttemptFinish(
+            reason=_FINISH_FROM_WIRE[message.finish.reason],
+            usage=AttemptUsage(
+                prefill_hit_tokens=message.finish.prefill_hit_tokens,
+                decode_hit_tokens=message.finish.decode_hit_tokens,
+                moved_tokens=message.finish.moved_tokens,
+                moved_bytes=message.finish.moved_bytes,
+                handoff_ms=message.finish.handoff_ms,
+            ),
+        )
+    logprobs = [logprobs_from_wire(entry) for entry in message.logprobs]
+    tokens = tuple(
+        OutputToken(token_id, logprobs[position] if logprobs else None)
+        for position, token_id in enumerate(message.token_ids)
+    )
+    return AttemptOutput(tokens, finish)
+
+
+def kv_batch_to_wire(batch: KvEventBatch) -> worker.KvEventBatch:
+    """Events keep their order."""
+    return worker.KvEventBatch(
+        worker_id=batch.worker_id,
+        incarnation=batch.incarnation,
+        sequence=batch.sequence,
+        snapshot=batch.snapshot,
+        events=[_kv_event_to_wire(event) for event in batch.events],
+    )
+
+
+def _kv_event_to_wire(event: KvEvent) -> worker.KvEvent:
+    match event:
+        case BlocksStored(block_hashes):
+            return worker.KvEvent(stored=worker.BlocksStored(block_hashes=block_hashes))
+        case BlocksRemoved(block_hashes):
+            return worker.KvEvent(removed=worker.BlocksRemoved(block_hashes=block_hashes))
+        case AllBlocksCleared():
+            return worker.KvEvent(cleared=worker.AllBlocksCleared())
+
+
+def kv_batch_from_wire(message: worker.KvEventBatch) -> KvEventBatch:
+    """The inverse of `kv_batch_to_wire`."""
+    return KvEventBatch(
+        worker_id=WorkerId(message.worker_id),
+        incarnation=Incarnation(message.incarnation),
+        sequence=message.sequence,
+        snapshot=message.snapshot,
+        events=tuple(_kv_event_from_wire(event) for event in message.events),
+    )
+
+
+def _kv_event_from_wire(message: worker.KvEvent) -> KvEvent:
+    match message.WhichOneof("kind"):
+        case "stored":
+            return BlocksStored(tuple(map(BlockHash, message.stored.block_hashes)))
+        case "removed":
+            return BlocksRemoved(tuple(map(BlockHash, message.removed.block_hashes)))
+        case "cleared":
+            return AllBlocksCleared()
+        case kind:
+            raise InvalidInput("events", f"kind {kind!r} is not known")
+
+
+_ACCOUNTS = tuple(KvAccounts.__dataclass_fields__)
+_LOAD = tuple(WorkerLoad.__dataclass_fields__)
+
+
+def accounts_to_wire(accounts: KvAccounts) -> inference.KvAccounts:
+    """Field by field; both sides use the same names."""
+    return inference.KvAccounts(**{name: getattr(accounts, name) for name in _ACCOUNTS})
+
+
+def accounts_from_wire(message: inference.KvAccounts) -> KvAccounts:
+    """The inverse of `accounts_to_wire`."""
+    return KvAccounts(**{name: getattr(message, name) for name in _ACCOUNTS})
+
+
+def load_to_wire(load: WorkerLoad) -> inference.WorkerLoad:
+    """Field by field; both sides use the same names."""
+    return inference.WorkerLoad(**{name: getattr(load, name) for name in _LOAD})
+
+
+def load_from_wire(message: inference.WorkerLoad) -> WorkerLoad:
+    """The inverse of `load_to_wire`."""
+    return WorkerLoad(**{name: getattr(message, name) for name in _LOAD})

@@ -1,0 +1,128 @@
+"""Every error a caller can see, with its status in one table.
+
+`assert` states a bug of ours; these classes state bad input and operating trouble.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+
+class ErrorKind(Enum):
+    """What went wrong, from the caller's point of view."""
+
+    INVALID_INPUT = "invalid_input"
+    NOT_FOUND = "not_found"
+    ALREADY_EXISTS = "already_exists"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an error kind reads on each front door. `grpc` is the name of a `grpc.StatusCode`."""
+
+    grpc: str
+    http: int
+    retryable: bool
+
+
+STATUS: dict[ErrorKind, Status] = {
+    ErrorKind.INVALID_INPUT: Status("INVALID_ARGUMENT", 400, retryable=False),
+    ErrorKind.NOT_FOUND: Status("NOT_FOUND", 404, retryable=False),
+    ErrorKind.ALREADY_EXISTS: Status("ALREADY_EXISTS", 409, retryable=False),
+    ErrorKind.OVERLOADED: Status("RESOURCE_EXHAUSTED", 429, retryable=True),
+    ErrorKind.UNAVAILABLE: Status("UNAVAILABLE", 503, retryable=True),
+    ErrorKind.DEADLINE: Status("DEADLINE_EXCEEDED", 504, retryable=True),
+    ErrorKind.CANCELLED: Status("CANCELLED", 499, retryable=False),
+    ErrorKind.INTERNAL: Status("INTERNAL", 500, retryable=False),
+}
+
+
+class KvferryError(Exception):
+    """Base of the errors that may reach a caller."""
+
+    kind: ClassVar[ErrorKind] = ErrorKind.INTERNAL
+
+    @property
+    def status(self) -> Status:
+        """The row of `STATUS` for this error."""
+        return STATUS[self.kind]
+
+
+class InvalidInput(KvferryError):
+    """A field of the request has a value we cannot serve."""
+
+    kind = ErrorKind.INVALID_INPUT
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ConfigError(InvalidInput):
+    """The configuration cannot be used; `field` is the dotted name of the setting."""
+
+
+class UnknownModel(KvferryError):
+    """The request names a model this cluster does not serve."""
+
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, asked: str, served: str) -> None:
+        super().__init__(f"model: {asked!r} is not served here; this cluster serves {served!r}")
+
+
+class DuplicateRequest(KvferryError):
+    """A request with the same id is still running."""
+
+    kind = ErrorKind.ALREADY_EXISTS
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id: {request_id!r} is in flight already")
+
+
+class Overloaded(KvferryError):
+    """A queue is full. The caller may try again after `retry_after_s`."""
+
+    kind = ErrorKind.OVERLOADED
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        super().__init__(f"{what}; retry after {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class WorkerUnavailable(KvferryError):
+    """No worker can take the request, or the one that had it is gone."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class HandoffFailed(KvferryError):
+    """The KV of a prompt did not arrive. The request may be tried again."""
+
+    kind = ErrorKind.UNAVAILABLE
+
+
+class DeadlineExceeded(KvferryError):
+    """A bounded wait ended without its event."""
+
+    kind = ErrorKind.DEADLINE
+
+
+class RequestCancelled(KvferryError):
+    """The caller ended the request."""
+
+    kind = ErrorKind.CANCELLED
+
+
+class InternalError(KvferryError):
+    """A fault of ours; the message says what was being done."""
+
+    kind = ErrorKind.INTERNAL

@@ -1,0 +1,85 @@
+"""One attempt of a request as the router states it and a worker answers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvferry.ids import AttemptId, ExtraKey, Incarnation, TokenIds, WorkerId
+    from kvferry.sampling import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a stream of tokens ended without an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSource:
+    """The worker that computes a prompt for another one."""
+
+    worker_id: WorkerId
+    address: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttemptRequest:
+    """What a worker is asked to generate. Validated at the router."""
+
+    id: AttemptId
+    prompt: TokenIds
+    """[prompt_tokens], int32, at least one."""
+    sampling: SamplingParams
+    extra_key: ExtraKey
+    source: PrefillSource | None
+    """None: the receiving worker computes the prompt itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a chosen token, and of the most likely ones, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputToken:
+    """One generated token. `logprobs` is None unless asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptUsage:
+    """Where the KV of a prompt came from. All zero for what did not happen."""
+
+    prefill_hit_tokens: int = 0
+    decode_hit_tokens: int = 0
+    moved_tokens: int = 0
+    moved_bytes: int = 0
+    handoff_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFinish:
+    """The one end of an attempt that succeeded; an attempt that failed ends in an error."""
+
+    reason: FinishReason
+    usage: AttemptUsage
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutput:
+    """Tokens since the last output, and the end if this is the last."""
+
+    tokens: tuple[OutputToken, ...]
+    finish: AttemptFinish | None = None

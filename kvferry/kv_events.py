@@ -1,0 +1,93 @@
+"""What a worker's radix cache holds, told in hashes: the language between tree and router.
+
+A *block* is `block_tokens` consecutive tokens counted from the start of a prompt. Its hash
+chains over the blocks before it and the extra key, so one hash names a whole prefix. Workers
+emit events over these hashes, and the router's index is made of nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType, TypeAlias
+
+import numpy as np
+
+from kvferry.limits import KV_EVENT_BLOCK_TOKENS_MIN
+
+if TYPE_CHECKING:
+    from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
+
+BlockHash = NewType("BlockHash", int)
+"""64 bits. A collision costs a wrong routing hint, never a wrong token."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """The cache now holds these blocks."""
+
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """The cache no longer holds these blocks."""
+
+    block_hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """The cache is empty."""
+
+
+KvEvent: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventBatch:
+    """Events of one worker in order. Sequence numbers of one incarnation have no gaps."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    sequence: int
+    snapshot: bool
+    """True: replaces everything known of this worker."""
+    events: tuple[KvEvent, ...]
+
+
+def event_block_tokens(page_size: int) -> int:
+    """Tokens per event block: the smallest multiple of the page size that is large enough."""
+    pages = -(-KV_EVENT_BLOCK_TOKENS_MIN // page_size)
+    return page_size * pages
+
+
+def chain_root(extra_key: ExtraKey) -> BlockHash:
+    """The hash before the first block of any prompt with this extra key."""
+    digest = hashlib.blake2b(extra_key.encode(), digest_size=8, person=b"kvferry-root").digest()
+    return BlockHash(int.from_bytes(digest, "little"))
+
+
+def chain_hashes(parent: BlockHash, token_ids: TokenIds, block_tokens: int) -> list[BlockHash]:
+    """Hash of each full block of `token_ids`, whose first token starts a block after `parent`.
+
+    Each is BLAKE2b-64 (RFC 7693) over the hash before it and the block's little-endian int32
+    ids. The rest of the tokens that fills no block is ignored.
+    """
+    data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+    step = 4 * block_tokens
+    hashes: list[BlockHash] = []
+    previous = parent.to_bytes(8, "little")
+    for start in range(0, len(data) - step + 1, step):
+        state = hashlib.blake2b(previous, digest_size=8)
+        state.update(data[start : start + step])
+        previous = state.digest()
+        hashes.append(BlockHash(int.from_bytes(previous, "little")))
+    return hashes
+
+
+def prompt_block_hashes(
+    token_ids: TokenIds, block_tokens: int, extra_key: ExtraKey
+) -> list[BlockHash]:
+    """Hashes of all full blocks of a prompt, first block first."""
+    return chain_hashes(chain_root(extra_key), token_ids, block_tokens)

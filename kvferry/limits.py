@@ -1,0 +1,59 @@
+"""Every fixed limit of kvferry, each with where it comes from. Tunable ones are in `config`."""
+
+from __future__ import annotations
+
+# --- what a client may send -----------------------------------------------------------------
+
+STOP_STRINGS_MAX = 16
+"""Each is searched in the text of every step; OpenAI allows 4."""
+
+STOP_STRING_CHARACTERS_MAX = 512
+"""The router holds back up to this many characters that could begin a stop string."""
+
+STOP_TOKEN_IDS_MAX = 128
+
+LOGIT_BIAS_ENTRIES_MAX = 1024
+
+LOGPROBS_MAX = 20
+"""As OpenAI's `top_logprobs`."""
+
+REQUEST_ID_CHARACTERS_MAX = 128
+
+CACHE_SALT_CHARACTERS_MAX = 256
+
+CHAT_MESSAGES_MAX = 4096
+
+CLIENT_MESSAGE_BYTES_MAX = 16 * 2**20
+"""A 1 M-token prompt as token ids is at most 5 MB; as text about 5 MB. Three times that."""
+
+WORKER_MESSAGE_BYTES_MAX = 64 * 2**20
+"""Between our own processes: snapshots of KV events are the largest, 8 bytes per block."""
+
+# --- bounded buffers ------------------------------------------------------------------------
+
+KV_EVENT_BLOCK_TOKENS_MIN = 16
+"""Events speak of blocks of at least this many tokens, so that page size 1 costs the router no
+hash per token. 16 tokens is the block of most engines."""
+
+KV_EVENTS_BUFFERED_MAX = 65_536
+"""Blocks queued per subscriber. One that is further behind gets a snapshot instead."""
+
+HANDOFF_TOMBSTONES_MAX = 65_536
+"""Ended handoffs remembered per worker, to swallow late messages. At 100 handoffs a second
+this is 10 minutes, ten times the longest deadline of the protocol."""
+
+# --- deadlines, in seconds ------------------------------------------------------------------
+# Each wait of the system ends by one of these. The protocol's own table, one row per state, is
+# `kv_transfer.protocol.deadlines`.
+
+SESSION_CONNECT_TIMEOUT_S = 5.0
+WORKER_STATUS_TIMEOUT_S = 2.0
+WORKER_START_TIMEOUT_S = 120.0
+"""Loading a converted model takes seconds; a first import of torch on a cold disk up to 60."""
+
+STOP_TIMEOUT_S = 10.0
+ENGINE_IDLE_WAIT_S = 0.25
+"""Longest sleep of an idle engine thread; deadlines are looked at no less often."""
+
+ATTEMPTS_MAX = 3
+"""Tries of one request before its client sees the error."""

@@ -1,0 +1,1 @@
+"""Wire contracts, by version. Generated from `proto/`; see `make proto`."""

@@ -1,0 +1,197 @@
+from kvferry.rpc.v1 import inference_pb2 as _inference_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HandoffKey(_message.Message):
+    __slots__ = ("request_id", "attempt", "source_incarnation", "sink_incarnation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SINK_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    source_incarnation: int
+    sink_incarnation: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., sink_incarnation: _Optional[int] = ...) -> None: ...
+
+class HandoffMessage(_message.Message):
+    __slots__ = ("hello", "prefill", "ready", "grant", "busy", "chunk", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "credit", "link_down")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    LINK_RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    prefill: Prefill
+    ready: Ready
+    grant: Grant
+    busy: Busy
+    chunk: Chunk
+    first_token: FirstToken
+    complete: Complete
+    received: Received
+    closed: Closed
+    abort: Abort
+    aborted: Aborted
+    link_rendezvous: LinkRendezvous
+    credit: Credit
+    link_down: LinkDown
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "layout_hash")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    layout_hash: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+
+class Prefill(_message.Message):
+    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _inference_pb2.SamplingParams
+    extra_key: str
+    layout_hash: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("key", "prompt_tokens", "layout_hash", "hit_tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    prompt_tokens: int
+    layout_hash: str
+    hit_tokens: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("key", "resume_at")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RESUME_AT_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    resume_at: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., resume_at: _Optional[int] = ...) -> None: ...
+
+class Busy(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("key", "link_generation", "link_seq", "token_start", "token_stop", "layer_start", "layer_stop", "payload_bytes", "checksum")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LINK_SEQ_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_START_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_STOP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_START_FIELD_NUMBER: _ClassVar[int]
+    LAYER_STOP_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    link_generation: int
+    link_seq: int
+    token_start: int
+    token_stop: int
+    layer_start: int
+    layer_stop: int
+    payload_bytes: int
+    checksum: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., link_generation: _Optional[int] = ..., link_seq: _Optional[int] = ..., token_start: _Optional[int] = ..., token_stop: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_stop: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("key", "token_id", "logprobs")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    token_id: int
+    logprobs: _inference_pb2.TokenLogprobs
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("key", "tokens", "chunks")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    tokens: int
+    chunks: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("key", "reason")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    reason: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Aborted(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
+
+class LinkRendezvous(_message.Message):
+    __slots__ = ("link_generation", "store_key", "store_value")
+    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_KEY_FIELD_NUMBER: _ClassVar[int]
+    STORE_VALUE_FIELD_NUMBER: _ClassVar[int]
+    link_generation: int
+    store_key: str
+    store_value: bytes
+    def __init__(self, link_generation: _Optional[int] = ..., store_key: _Optional[str] = ..., store_value: _Optional[bytes] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("link_generation", "buffers")
+    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    link_generation: int
+    buffers: int
+    def __init__(self, link_generation: _Optional[int] = ..., buffers: _Optional[int] = ...) -> None: ...
+
+class LinkDown(_message.Message):
+    __slots__ = ("link_generation", "reason")
+    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    link_generation: int
+    reason: str
+    def __init__(self, link_generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
