@@ -13,7 +13,6 @@ import types
 import typing
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -22,6 +21,7 @@ from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 ENVIRONMENT_PREFIX = "KVFERRY_"
 BUNDLED_MODEL = "bundled:SmolLM2-135M-Instruct"
