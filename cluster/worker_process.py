@@ -1,0 +1,157 @@
+"""Everything inside one worker's process, put together. Knows no Ray.
+
+Three kinds of threads: the event loop (all gRPC), the engine thread (all KV), a thread per link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import grpc
+
+from cluster.worker_service import WorkerService
+from decode_worker.attempt_stream import Outbox
+from decode_worker.intake import Intake
+from engine.engine import Engine
+from engine.kv_event_feed import KvEventFeed
+from engine.model_directory import resolve_model
+from engine.model_runner import ModelRunner
+from engine.model_spec import load_spec
+from engine.step_loop import StepLoop
+from kv_transfer.driver import HandoffDriver
+from kvferry.clock import MonotonicClock
+from kvferry.errors import WorkerUnavailable
+from kvferry.ids import Incarnation, WorkerId, new_incarnation
+from kvferry.limits import STOP_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX
+from kvferry.membership import Role, WorkerInfo
+from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
+from mem_cache.factory import build_kv_cache
+from mem_cache.layout import KvLayout
+from prefill_worker.prompt_source import PromptSource
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from kvferry.config import ClusterConfig, WorkerGroupConfig
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """One worker: model, KV, engine, both sides of the handoff, gRPC server."""
+
+    def __init__(self, config: ClusterConfig, worker_id: WorkerId, role: Role) -> None:
+        self._config = config
+        self._worker_id = worker_id
+        self._role = role
+        self._incarnation: Incarnation = new_incarnation()
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread = threading.Thread(
+            target=self._loop.run_forever, name="grpc-loop", daemon=True
+        )
+        self._step_loop: StepLoop | None = None
+        self._driver: HandoffDriver | None = None
+        self._server: grpc.aio.Server | None = None
+
+    def start(self) -> WorkerInfo:
+        """Load the model, start the threads and serve. Blocks for seconds."""
+        self._loop_thread.start()
+        step_loop, driver, parts = self._build()
+        info = self._await(self._serve(step_loop, driver))
+        step_loop.start(parts)
+        _log.info("worker serves", extra={"worker_id": info.worker_id, "address": info.address})
+        return info
+
+    def stop(self) -> None:
+        """End all threads; streams in flight end with an error."""
+        if self._step_loop is not None:
+            self._step_loop.stop()
+        if self._driver is not None:
+            self._driver.close()
+        if self._server is not None:
+            self._await(self._server.stop(grace=0.5))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop_thread.join(STOP_TIMEOUT_S)
+
+    def is_alive(self) -> bool:
+        """Whether the engine thread serves."""
+        return self._step_loop is not None and self._step_loop.is_alive()
+
+    def _build(self) -> tuple[StepLoop, HandoffDriver, list[Any]]:
+        config = self._config
+        directory = resolve_model(config.model.path)
+        spec = load_spec(directory)
+        context_length = min(config.model.context_length, spec.context_length)
+        layout = KvLayout(
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=config.model.dtype,
+            page_size=config.cache.page_size,
+        )
+        kv_cache = build_kv_cache(layout, config.cache, context_length)
+        runner = ModelRunner(
+            directory, kv_cache.pool, threads=self._group().threads, dtype=config.model.dtype
+        )
+        runner.warm_up()
+        clock = MonotonicClock()
+        engine = Engine(kv_cache, runner, config.scheduler, clock)
+        driver = HandoffDriver(
+            worker_id=self._worker_id,
+            incarnation=self._incarnation,
+            kv_cache=kv_cache,
+            config=config.handoff,
+            clock=clock,
+            post=self._post,
+            loop=self._loop,
+        )
+        step_loop = StepLoop(engine, driver, clock)
+        intake = Intake(engine, driver, self._incarnation, Outbox(self._loop))
+        driver.attach(source_host=PromptSource(engine, driver), sink_host=intake)
+        feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
+        self._step_loop, self._driver = step_loop, driver
+        return step_loop, driver, [driver, intake, feed]
+
+    def _post(self, event: object) -> None:
+        if self._step_loop is None:
+            raise WorkerUnavailable("worker is starting")
+        self._step_loop.post(event)
+
+    async def _serve(self, step_loop: StepLoop, driver: HandoffDriver) -> WorkerInfo:
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", WORKER_MESSAGE_BYTES_MAX),
+                ("grpc.max_send_message_length", WORKER_MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+                # Peers ping idle sessions; see kv_transfer.session.
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+            ]
+        )
+        port = server.add_insecure_port(f"{self._config.worker_host}:0")
+        info = WorkerInfo(
+            worker_id=self._worker_id,
+            role=self._role,
+            incarnation=self._incarnation,
+            address=f"{self._config.worker_host}:{port}",
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(info, step_loop), server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(driver.servicer(), server)
+        await server.start()
+        self._server = server
+        return info
+
+    def _group(self) -> WorkerGroupConfig:
+        groups = self._config.workers
+        return {
+            Role.PREFILL: groups.prefill,
+            Role.DECODE: groups.decode,
+            Role.BOTH: groups.both,
+        }[self._role]
+
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_TIMEOUT_S)

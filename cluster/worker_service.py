@@ -1,0 +1,131 @@
+"""The `Worker` gRPC service: attempts in, tokens, KV events and status out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import grpc
+
+from decode_worker.attempt_stream import AttemptStream
+from decode_worker.intake import CancelAttempt, StartAttempt
+from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
+from kvferry.convert import (
+    accounts_to_wire,
+    attempt_output_to_wire,
+    attempt_request_from_wire,
+    kv_batch_to_wire,
+    load_to_wire,
+)
+from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.rpc.v1 import worker_pb2 as worker
+from kvferry.rpc.v1 import worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import NoReturn
+
+    from engine.step_loop import StepLoop
+    from kvferry.kv_events import KvEventBatch
+    from kvferry.membership import WorkerInfo
+
+    Context = grpc.aio.ServicerContext
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Translates between gRPC calls on the event loop and events of the engine thread."""
+
+    def __init__(self, info: WorkerInfo, step_loop: StepLoop) -> None:
+        self._info = info
+        self._step_loop = step_loop
+
+    async def Generate(
+        self, request: worker.AttemptRequest, context: Context
+    ) -> AsyncIterator[worker.AttemptOutput]:
+        """Run one attempt. The end of the call, however it comes, ends the attempt."""
+        try:
+            if request.incarnation != self._info.incarnation:
+                raise WorkerUnavailable(
+                    f"incarnation {request.incarnation} of {self._info.worker_id} is gone"
+                )
+            attempt = attempt_request_from_wire(request)
+        except KvferryError as error:
+            await _abort(context, error)
+        stream = AttemptStream()
+        self._step_loop.post(StartAttempt(attempt, stream))
+        if not self._step_loop.is_alive():
+            await _abort(context, WorkerUnavailable("worker is stopping"))
+        try:
+            async for output in stream.outputs():
+                yield attempt_output_to_wire(output)
+        except KvferryError as error:
+            await _abort(context, error)
+        finally:
+            # A no-op for an attempt that has ended.
+            self._step_loop.post(CancelAttempt(attempt.id, stream))
+
+    async def KvEvents(
+        self, request: worker.KvEventsRequest, context: Context
+    ) -> AsyncIterator[worker.KvEventBatch]:
+        """Stream what the radix cache holds, a snapshot first."""
+        subscription = _Subscription(asyncio.get_running_loop())
+        self._step_loop.post(Subscribe(subscription))
+        try:
+            while (batch := await subscription.next()) is not None:
+                yield kv_batch_to_wire(batch)
+        finally:
+            self._step_loop.post(Unsubscribe(subscription))
+
+    async def Status(
+        self, request: worker.WorkerStatusRequest, context: Context
+    ) -> worker.WorkerStatusResponse:
+        """The engine thread's last snapshot; never waits for a step."""
+        if not self._step_loop.is_alive():
+            await _abort(context, WorkerUnavailable("the engine has stopped"))
+        snapshot = self._step_loop.snapshot
+        return worker.WorkerStatusResponse(
+            worker_id=self._info.worker_id,
+            role=self._info.role.value,
+            incarnation=self._info.incarnation,
+            load=load_to_wire(snapshot.load),
+            accounts=accounts_to_wire(snapshot.accounts),
+            pid=os.getpid(),
+            counters=snapshot.counters,
+        )
+
+
+class _Subscription:
+    """A `KvSubscriber` whose batches are read on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: asyncio.Queue[KvEventBatch | None] = asyncio.Queue()
+        self._delivered_blocks = 0
+        self._taken_blocks = 0
+
+    def deliver(self, batch: KvEventBatch) -> None:
+        self._delivered_blocks += blocks_in(batch)
+        self._post(batch)
+
+    def backlog_blocks(self) -> int:
+        return self._delivered_blocks - self._taken_blocks
+
+    def end(self) -> None:
+        self._post(None)
+
+    async def next(self) -> KvEventBatch | None:
+        """The next batch in order; None at the end."""
+        batch = await self._queue.get()
+        if batch is not None:
+            self._taken_blocks += blocks_in(batch)
+        return batch
+
+    def _post(self, item: KvEventBatch | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
+
+
+async def _abort(context: Context, error: KvferryError) -> NoReturn:
+    await context.abort(grpc.StatusCode[error.status.grpc], str(error))
+    raise AssertionError("abort always raises")

@@ -1,0 +1,206 @@
+"""Attempts that routers sent: fetch the prompt's KV or compute it here, then stream tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.request import Request, Stage
+from kv_transfer.protocol.key import HandoffKey
+from kvferry.errors import DuplicateRequest, KvferryError, RequestCancelled
+from kvferry.generation import (
+    AttemptFinish,
+    AttemptOutput,
+    AttemptUsage,
+    OutputToken,
+)
+
+if TYPE_CHECKING:
+    from decode_worker.attempt_stream import AttemptStream, Outbox
+    from engine.engine import Engine
+    from kv_transfer.driver import HandoffDriver
+    from kvferry.generation import AttemptRequest, FinishReason, PrefillSource
+    from kvferry.ids import AttemptId, Incarnation
+    from mem_cache.request_kv import RequestKV
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempt:
+    """Event: a router sent an attempt."""
+
+    attempt: AttemptRequest
+    stream: AttemptStream
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """Event: the router no longer wants an attempt. Unknown and ended ones are ignored."""
+
+    id: AttemptId
+    stream: AttemptStream
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """An attempt in flight. `first` is the source's token, kept until the KV is adopted."""
+
+    request: Request
+    stream: AttemptStream
+    key: HandoffKey | None = None
+    first: OutputToken | None = None
+    usage: AttemptUsage = field(default_factory=AttemptUsage)
+
+
+class Intake:
+    """The decode side of a worker: `SinkHost` of the handoff driver and a `LoopPart`.
+
+    Each attempt is in `_attempts` from `StartAttempt` until its one end, and its stream gets
+    exactly one end: an output with `finish`, or an error.
+    """
+
+    def __init__(
+        self, engine: Engine, driver: HandoffDriver, incarnation: Incarnation, outbox: Outbox
+    ) -> None:
+        self._engine = engine
+        self._driver = driver
+        self._incarnation = incarnation
+        self._outbox = outbox
+        self._attempts: dict[AttemptId, _Attempt] = {}
+        self._by_key: dict[HandoffKey, _Attempt] = {}
+
+    # --- events from the gRPC server -----------------------------------------------------------
+
+    def handle(self, event: object) -> bool:
+        """Takes `StartAttempt` and `CancelAttempt`."""
+        match event:
+            case StartAttempt(attempt, stream):
+                self._start(attempt, stream)
+            case CancelAttempt(attempt_id, stream):
+                self._cancel(attempt_id, stream)
+            case _:
+                return False
+        return True
+
+    def tick(self) -> None:
+        """Deadlines of attempts are the router's; those of handoffs are the driver's."""
+
+    def next_deadline(self) -> float | None:
+        """None: see `tick`."""
+        return None
+
+    def after_step(self) -> None:
+        """Send this turn's tokens."""
+        self._outbox.flush()
+
+    def stop(self, error: KvferryError) -> None:
+        """End every stream with `error`."""
+        for entry in self._attempts.values():
+            self._outbox.put(entry.stream, error)
+
+    # --- SinkHost ------------------------------------------------------------------------------
+
+    def reserve(self, key: HandoffKey, prompt_tokens: int) -> RequestKV | None:
+        """Row and slots for a prompt that is ready to be sent; None while there is no space."""
+        request = self._by_key[key].request
+        assert prompt_tokens == request.prompt_len, f"{key}: {prompt_tokens} tokens offered"
+        if request.kv is None and not self._engine.reserve_inbound(request):
+            return None
+        return request.kv
+
+    def first_token(self, key: HandoffKey, token: OutputToken) -> None:
+        """Stream the source's token at once; the rest of the KV may still be on its way."""
+        entry = self._by_key[key]
+        entry.first = token
+        self._outbox.put(entry.stream, AttemptOutput((token,)))
+
+    def adopted(self, key: HandoffKey, usage: AttemptUsage) -> None:
+        """All KV is here and ours: decode."""
+        entry = self._by_key.pop(key)
+        assert entry.first is not None, f"{key}: adopted without a first token"
+        entry.key = None
+        entry.usage = usage
+        self._engine.adopt(entry.request, entry.first)
+
+    def failed(self, key: HandoffKey, error: KvferryError) -> None:
+        """The KV will not arrive: give the reservation back and tell the router."""
+        entry = self._by_key.pop(key)
+        entry.key = None
+        self._end_request(entry)
+        self._close(entry, error)
+
+    # --- RequestListener -----------------------------------------------------------------------
+
+    def admitted(self, request: Request) -> None:
+        """Prefill here begins."""
+        assert request.kv is not None, f"{request.id} was admitted without KV"
+        self._attempts[request.id].usage = AttemptUsage(prefill_hit_tokens=request.kv.prefix_len)
+
+    def computed(self, request: Request) -> None:
+        """A chunk of a prompt computed here; nobody else waits for it."""
+
+    def token(self, request: Request, token: OutputToken) -> None:
+        """One more token of the answer."""
+        self._outbox.put(self._attempts[request.id].stream, AttemptOutput((token,)))
+
+    def finished(self, request: Request, reason: FinishReason) -> None:
+        """The answer is complete."""
+        entry = self._attempts[request.id]
+        self._close(entry, AttemptOutput((), AttemptFinish(reason, entry.usage)))
+
+    # --- the attempt's life --------------------------------------------------------------------
+
+    def _start(self, attempt: AttemptRequest, stream: AttemptStream) -> None:
+        if attempt.id in self._attempts:
+            self._outbox.put(stream, DuplicateRequest(str(attempt.id)))
+            return
+        request = Request(
+            id=attempt.id,
+            prompt=attempt.prompt,
+            sampling=attempt.sampling,
+            extra_key=attempt.extra_key,
+            eos_token_ids=self._engine.eos_token_ids,
+            listener=self,
+        )
+        entry = _Attempt(request, stream)
+        self._attempts[attempt.id] = entry
+        try:
+            self._engine.check_input(attempt.prompt, attempt.sampling)
+            if attempt.source is None:
+                self._engine.submit(request)
+            else:
+                self._fetch(entry, attempt, attempt.source)
+        except KvferryError as error:
+            self._close(entry, error)
+
+    def _fetch(self, entry: _Attempt, attempt: AttemptRequest, source: PrefillSource) -> None:
+        key = HandoffKey(
+            request_id=attempt.id.request_id,
+            attempt=attempt.id.attempt,
+            source_incarnation=source.incarnation,
+            sink_incarnation=self._incarnation,
+        )
+        self._engine.check_fits(entry.request)
+        entry.key = key
+        self._by_key[key] = entry
+        self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.extra_key)
+
+    def _cancel(self, attempt_id: AttemptId, stream: AttemptStream) -> None:
+        entry = self._attempts.get(attempt_id)
+        # A second call with the id of a running attempt was refused; its end is not ours.
+        if entry is None or entry.stream is not stream:
+            return
+        if entry.key is not None:
+            self._driver.abort_fetch(entry.key, "cancelled")
+            del self._by_key[entry.key]
+            entry.key = None
+        self._end_request(entry)
+        self._close(entry, RequestCancelled("cancelled by the router"))
+
+    def _end_request(self, entry: _Attempt) -> None:
+        if entry.request.stage is not Stage.ENDED:
+            self._engine.end(entry.request)
+
+    def _close(self, entry: _Attempt, end: AttemptOutput | KvferryError) -> None:
+        """The one end of an attempt."""
+        del self._attempts[entry.request.id]
+        self._outbox.put(entry.stream, end)

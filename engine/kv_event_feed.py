@@ -1,0 +1,125 @@
+"""Tells subscribers what the radix cache holds: a snapshot first, then every change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kvferry.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
+from kvferry.limits import KV_EVENTS_BUFFERED_MAX
+
+if TYPE_CHECKING:
+    from kvferry.errors import KvferryError
+    from kvferry.ids import Incarnation, WorkerId
+    from mem_cache.kv_cache import KVCache
+
+
+class KvSubscriber(Protocol):
+    """Where the batches of one subscription go. Called on the engine thread."""
+
+    def deliver(self, batch: KvEventBatch) -> None:
+        """Take the next batch; must not block."""
+        ...
+
+    def backlog_blocks(self) -> int:
+        """Blocks delivered and not yet taken by the reader."""
+        ...
+
+    def end(self) -> None:
+        """No batch will follow."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Event: begin a subscription with a snapshot."""
+
+    subscriber: KvSubscriber
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """Event: the reader is gone."""
+
+    subscriber: KvSubscriber
+
+
+class KvEventFeed:
+    """Publishes the KV events of one worker. A `LoopPart` of the engine thread.
+
+    Each subscription has its own sequence numbers from 0. A reader that falls behind by more
+    than `KV_EVENTS_BUFFERED_MAX` blocks misses changes and gets a new snapshot once it has
+    caught up, so memory stays bounded and the reader still converges.
+    """
+
+    def __init__(self, kv_cache: KVCache, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        self._kv_cache = kv_cache
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._next_sequence: dict[KvSubscriber, int] = {}
+        self._behind: set[KvSubscriber] = set()
+
+    def handle(self, event: object) -> bool:
+        """Takes `Subscribe` and `Unsubscribe`."""
+        match event:
+            case Subscribe(subscriber):
+                self._publish_changes()
+                self._next_sequence[subscriber] = 0
+                self._send_snapshot(subscriber)
+            case Unsubscribe(subscriber):
+                self._next_sequence.pop(subscriber, None)
+                self._behind.discard(subscriber)
+            case _:
+                return False
+        return True
+
+    def tick(self) -> None:
+        """Nothing here has a deadline."""
+
+    def next_deadline(self) -> float | None:
+        """Nothing here has a deadline."""
+        return None
+
+    def after_step(self) -> None:
+        """Publish what the cache stored and removed in this turn."""
+        self._publish_changes()
+
+    def stop(self, error: KvferryError) -> None:
+        """End all subscriptions."""
+        for subscriber in self._next_sequence:
+            subscriber.end()
+        self._next_sequence.clear()
+
+    def _publish_changes(self) -> None:
+        events = tuple(self._kv_cache.take_events())
+        for subscriber in self._next_sequence:
+            behind = subscriber.backlog_blocks() > KV_EVENTS_BUFFERED_MAX
+            if behind:
+                self._behind.add(subscriber)
+            elif subscriber in self._behind:
+                self._behind.discard(subscriber)
+                self._send_snapshot(subscriber)
+            elif events:
+                self._send(subscriber, events, snapshot=False)
+
+    def _send_snapshot(self, subscriber: KvSubscriber) -> None:
+        held = BlocksStored(self._kv_cache.snapshot_blocks())
+        self._send(subscriber, (held,), snapshot=True)
+
+    def _send(
+        self, subscriber: KvSubscriber, events: tuple[KvEvent, ...], *, snapshot: bool
+    ) -> None:
+        sequence = self._next_sequence[subscriber]
+        self._next_sequence[subscriber] = sequence + 1
+        subscriber.deliver(
+            KvEventBatch(self._worker_id, self._incarnation, sequence, snapshot, events)
+        )
+
+
+def blocks_in(batch: KvEventBatch) -> int:
+    """Block hashes a batch carries: its cost in memory."""
+    return sum(
+        len(event.block_hashes)
+        for event in batch.events
+        if isinstance(event, BlocksStored | BlocksRemoved)
+    )

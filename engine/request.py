@@ -1,0 +1,165 @@
+"""One sequence inside the engine: its tokens, its KV and where it stands."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvferry.generation import FinishReason
+
+if TYPE_CHECKING:
+    from kvferry.generation import OutputToken
+    from kvferry.ids import AttemptId, ExtraKey, TokenIds
+    from kvferry.sampling import SamplingParams
+    from mem_cache.request_kv import RequestKV
+
+
+class Stage(Enum):
+    """Where a request stands. Each stage but ENDED is in exactly one list of the scheduler."""
+
+    WAITING = "waiting"
+    """Accepted; holds no KV."""
+    INBOUND = "inbound"
+    """Holds row and slots that a handoff is filling."""
+    PREFILLING = "prefilling"
+    """Holds row and slots; part of its prompt is still to be computed."""
+    DECODING = "decoding"
+    """Computes one token a step."""
+    HELD = "held"
+    """Prompt computed; KV kept for the handoff that reads it."""
+    ENDED = "ended"
+    """Holds nothing."""
+
+
+STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
+    Stage.WAITING: frozenset({Stage.PREFILLING, Stage.INBOUND, Stage.ENDED}),
+    Stage.INBOUND: frozenset({Stage.DECODING, Stage.ENDED}),
+    Stage.PREFILLING: frozenset({Stage.DECODING, Stage.HELD, Stage.ENDED}),
+    Stage.DECODING: frozenset({Stage.ENDED}),
+    Stage.HELD: frozenset({Stage.ENDED}),
+    Stage.ENDED: frozenset(),
+}
+
+
+class RequestListener(Protocol):
+    """What the engine tells the worker role that submitted a request. On the engine thread.
+
+    For each submitted request: `admitted` once, `computed` once per prompt chunk, `token` once
+    per token, then `finished`, unless the role ends it itself with `Engine.end`.
+    """
+
+    def admitted(self, request: Request) -> None:
+        """The request has its row and its prefix; `request.kv.prefix_len` tokens were cached."""
+        ...
+
+    def computed(self, request: Request) -> None:
+        """`request.kv.committed_len` tokens of the prompt are in the pool."""
+        ...
+
+    def token(self, request: Request, token: OutputToken) -> None:
+        """One more token was chosen."""
+        ...
+
+    def finished(self, request: Request, reason: FinishReason) -> None:
+        """The answer is complete and the KV given up."""
+        ...
+
+
+class Request:
+    """A sequence that the engine extends token by token.
+
+    Attributes:
+        tokens: [prompt_len + max_tokens] int32, of which `num_tokens` are known.
+        kv: row and slots, from admission to the end.
+        prefill_only: stop after the first token and hold the KV for a handoff.
+    """
+
+    __slots__ = (
+        "extra_key",
+        "id",
+        "kv",
+        "listener",
+        "num_tokens",
+        "prefill_only",
+        "prompt_len",
+        "sampling",
+        "stage",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: AttemptId,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        extra_key: ExtraKey,
+        eos_token_ids: tuple[int, ...],
+        listener: RequestListener,
+        prefill_only: bool = False,
+    ) -> None:
+        self.id = id
+        self.sampling = sampling
+        self.extra_key = extra_key
+        self.listener = listener
+        self.prefill_only = prefill_only
+        self.prompt_len = len(prompt)
+        self.num_tokens = len(prompt)
+        self.tokens: TokenIds = np.empty(len(prompt) + sampling.max_tokens, dtype=np.int32)
+        self.tokens[: len(prompt)] = prompt
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self.stop_ids |= frozenset(eos_token_ids)
+        self.kv: RequestKV | None = None
+        self.stage = Stage.WAITING
+
+    @property
+    def prompt(self) -> TokenIds:
+        """[prompt_len] int32, a view."""
+        return self.tokens[: self.prompt_len]
+
+    @property
+    def output(self) -> TokenIds:
+        """[num_tokens - prompt_len] int32, a view."""
+        return self.tokens[self.prompt_len : self.num_tokens]
+
+    @property
+    def known_tokens(self) -> TokenIds:
+        """[num_tokens] int32, a view: prompt and output."""
+        return self.tokens[: self.num_tokens]
+
+    @property
+    def kv_len_max(self) -> int:
+        """Most tokens whose KV this request can come to hold."""
+        # The last token of an answer is never fed back, so its KV is never computed.
+        return self.prompt_len if self.prefill_only else len(self.tokens) - 1
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Ids that would end the answer before `min_tokens`."""
+        if self.num_tokens - self.prompt_len < self.sampling.min_tokens:
+            return tuple(self.stop_ids)
+        return ()
+
+    def append(self, token_id: int) -> None:
+        """Take the next token of the answer."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    def finish_reason(self) -> FinishReason | None:
+        """Whether the last token ends the answer."""
+        if self.num_tokens == self.prompt_len:
+            return None
+        if int(self.tokens[self.num_tokens - 1]) in self.stop_ids:
+            return FinishReason.STOP
+        if self.num_tokens == len(self.tokens):
+            return FinishReason.LENGTH
+        return None
+
+    def move_to(self, stage: Stage) -> None:
+        """Change the stage along `STAGE_MOVES`; anything else is a bug of ours."""
+        assert stage in STAGE_MOVES[self.stage], f"{self.id}: {self.stage} -> {stage}"
+        self.stage = stage

@@ -1,0 +1,180 @@
+"""The engine thread: drain the inbox, look at deadlines, step, tell. Nothing else touches KV."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.errors import InternalError
+from kvferry.limits import ENGINE_IDLE_WAIT_S, STOP_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from engine.engine import Engine
+    from kvferry.clock import Clock
+    from kvferry.errors import KvferryError
+
+_log = logging.getLogger(__name__)
+
+
+class LoopPart(Protocol):
+    """Something that lives on the engine thread beside the engine: a role, the handoff driver.
+
+    handle: called for each event from the inbox, until one part says it was its own.
+    tick: called at least every `ENGINE_IDLE_WAIT_S` and after each batch of events.
+    after_step: called once per turn of the loop; what was gathered is sent off here.
+    stop: called once, with the reason, when the loop ends. The process ends with it, so this
+        tells those outside and leaves the KV alone, which may be in any state after a fault.
+    """
+
+    def handle(self, event: object) -> bool:
+        """Whether the event was this part's."""
+        ...
+
+    def tick(self) -> None:
+        """Act on deadlines that have passed."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, on the loop's clock; None when it has not."""
+        ...
+
+    def after_step(self) -> None:
+        """Send off what this turn produced."""
+        ...
+
+    def stop(self, error: KvferryError) -> None:
+        """Tell everyone this part serves that it ends with `error`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What the engine thread last said of itself. Immutable, so other threads may read it."""
+
+    load: WorkerLoad
+    accounts: KvAccounts
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class SnapshotSource(Protocol):
+    """Completes the snapshot with what only the handoff driver knows."""
+
+    link_bytes_per_s: float
+    counters: dict[str, int]
+
+    def handoffs_open(self) -> int:
+        """Handoffs in flight, on either side."""
+        ...
+
+
+class StepLoop:
+    """Owns the engine thread and its inbox.
+
+    An unexpected exception ends the loop: every request ends with an `InternalError`, and
+    `is_alive` turns false so that the supervisor starts a fresh process.
+    """
+
+    def __init__(self, engine: Engine, handoffs: SnapshotSource, clock: Clock) -> None:
+        self._engine = engine
+        self._handoffs = handoffs
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._parts: tuple[LoopPart, ...] = ()
+        self._stopping = threading.Event()
+        self._last_turn_s = clock.now()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.snapshot = self._take_snapshot()
+
+    def post(self, event: object) -> None:
+        """Hand an event to the engine thread. From any thread; never blocks."""
+        self._inbox.put(event)
+
+    def start(self, parts: Sequence[LoopPart]) -> None:
+        """Start the thread. Each event goes to the first of `parts` that takes it."""
+        self._parts = tuple(parts)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current step. Raises `InternalError` if it does not end."""
+        self._stopping.set()
+        self._inbox.put(None)
+        self._thread.join(STOP_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise InternalError(f"engine thread still in a step after {STOP_TIMEOUT_S} s")
+
+    def is_alive(self) -> bool:
+        """Whether the thread still serves."""
+        return self._thread.is_alive() and not self._stopping.is_set()
+
+    def seconds_since_turn(self) -> float:
+        """Time since the loop last came round: the measure of progress."""
+        return self._clock.now() - self._last_turn_s
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._turn()
+            self._end(InternalError("worker is stopping"))
+        except Exception as error:
+            _log.exception("engine thread ends")
+            self._stopping.set()
+            self._end(InternalError(f"engine failed: {error!r}"))
+
+    def _turn(self) -> None:
+        for event in self._drain():
+            if event is not None and not any(part.handle(event) for part in self._parts):
+                raise AssertionError(f"no part takes {event!r}")
+        for part in self._parts:
+            part.tick()
+        self._engine.step()
+        for part in self._parts:
+            part.after_step()
+        self.snapshot = self._take_snapshot()
+        self._last_turn_s = self._clock.now()
+
+    def _drain(self) -> list[object]:
+        """All events that are there; waits for the first one when there is nothing to compute."""
+        events: list[object] = []
+        try:
+            if not self._engine.scheduler.has_work:
+                events.append(self._inbox.get(timeout=self._idle_wait()))
+            while True:
+                events.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return events
+
+    def _idle_wait(self) -> float:
+        wait = ENGINE_IDLE_WAIT_S
+        now = self._clock.now()
+        for part in self._parts:
+            deadline = part.next_deadline()
+            if deadline is not None:
+                wait = min(wait, deadline - now)
+        return max(wait, 0.0)
+
+    def _end(self, error: KvferryError) -> None:
+        for part in self._parts:
+            part.stop(error)
+        for part in self._parts:
+            part.after_step()
+
+    def _take_snapshot(self) -> EngineSnapshot:
+        scheduler = self._engine.scheduler
+        return EngineSnapshot(
+            load=WorkerLoad(
+                running=scheduler.running,
+                waiting=scheduler.waiting,
+                waiting_tokens=scheduler.uncomputed_tokens,
+                handoffs=self._handoffs.handoffs_open(),
+                prefill_tokens_per_s=self._engine.prefill_tokens_per_s,
+                link_bytes_per_s=self._handoffs.link_bytes_per_s,
+            ),
+            accounts=self._engine.kv_cache.accounts(),
+            counters={**self._handoffs.counters, "engine_steps": self._engine.steps},
+        )

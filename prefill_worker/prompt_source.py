@@ -1,0 +1,80 @@
+"""Prompts that other workers asked for: compute, hand over, release when closed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.request import Request, Stage
+from kvferry.ids import AttemptId
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+    from kv_transfer.driver import HandoffDriver
+    from kv_transfer.protocol.key import HandoffKey
+    from kvferry.generation import FinishReason, OutputToken
+    from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.sampling import SamplingParams
+
+
+class PromptSource:
+    """The `SourceHost` of the handoff driver, and the listener of the requests it starts.
+
+    A request's KV is pinned by the driver from `scheduled` until the driver calls `closed` or
+    `cancel`; this class ends the request then and nowhere else.
+    """
+
+    def __init__(self, engine: Engine, driver: HandoffDriver) -> None:
+        self._engine = engine
+        self._driver = driver
+        self._requests: dict[HandoffKey, Request] = {}
+        self._keys: dict[Request, HandoffKey] = {}
+
+    def start(
+        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, extra_key: ExtraKey
+    ) -> None:
+        """Queue a prompt. Raises `Overloaded` or `InvalidInput` to refuse it."""
+        self._engine.check_input(prompt, sampling)
+        request = Request(
+            id=AttemptId(key.request_id, key.attempt),
+            prompt=prompt,
+            sampling=sampling,
+            extra_key=extra_key,
+            eos_token_ids=self._engine.eos_token_ids,
+            listener=self,
+            prefill_only=True,
+        )
+        self._engine.submit(request)
+        self._requests[key] = request
+        self._keys[request] = key
+
+    def cancel(self, key: HandoffKey, reason: str) -> None:
+        """The handoff was aborted; what is computed stays in the radix cache."""
+        self._end(key)
+
+    def closed(self, key: HandoffKey) -> None:
+        """The sink has the KV; ours stays in the radix cache."""
+        self._end(key)
+
+    def admitted(self, request: Request) -> None:
+        """The prompt has row and prefix: offer it to the sink while it is computed."""
+        assert request.kv is not None, f"{request.id} was admitted without KV"
+        self._driver.scheduled(self._keys[request], request.kv, request.kv.prefix_len)
+
+    def computed(self, request: Request) -> None:
+        """A chunk of the prompt may leave."""
+        assert request.kv is not None, f"{request.id} computed without KV"
+        self._driver.computed(self._keys[request], request.kv.committed_len)
+
+    def token(self, request: Request, token: OutputToken) -> None:
+        """The whole prompt is computed and the first token of the answer chosen."""
+        self._driver.finished(self._keys[request], token)
+
+    def finished(self, request: Request, reason: FinishReason) -> None:
+        """Never called: a prefill-only request is held until the handoff ends it."""
+        raise AssertionError(f"{request.id} finished at the source: {reason}")
+
+    def _end(self, key: HandoffKey) -> None:
+        request = self._requests.pop(key)
+        del self._keys[request]
+        if request.stage is not Stage.ENDED:
+            self._engine.end(request)
