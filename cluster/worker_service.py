@@ -54,10 +54,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await _abort(context, error)
         stream = AttemptStream()
         self._step_loop.post(StartAttempt(attempt, stream))
-        if not self._step_loop.is_alive():
-            await _abort(context, WorkerUnavailable("worker is stopping"))
         try:
-            async for output in stream.outputs():
+            async for output in stream.outputs(self._step_loop.is_alive):
                 yield attempt_output_to_wire(output)
         except KvferryError as error:
             await _abort(context, error)

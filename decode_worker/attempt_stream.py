@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvferry.errors import KvferryError
+from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.limits import WRITER_CHECK_INTERVAL_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from kvferry.generation import AttemptOutput
 
@@ -22,10 +23,19 @@ class AttemptStream:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[AttemptOutput | KvferryError] = asyncio.Queue()
 
-    async def outputs(self) -> AsyncIterator[AttemptOutput]:
-        """Outputs up to and with the one that has `finish`. Raises the error that ended it."""
+    async def outputs(self, is_alive: Callable[[], bool]) -> AsyncIterator[AttemptOutput]:
+        """Outputs up to and with the one that has `finish`. Raises the error that ended it.
+
+        `is_alive` tells whether somebody still writes; once it is False and nothing is left to
+        read, `WorkerUnavailable` is raised.
+        """
         while True:
-            item = await self._queue.get()
+            try:
+                item = await asyncio.wait_for(self._queue.get(), WRITER_CHECK_INTERVAL_S)
+            except TimeoutError:
+                if is_alive():
+                    continue
+                raise WorkerUnavailable("the engine has stopped") from None
             if isinstance(item, KvferryError):
                 raise item
             yield item

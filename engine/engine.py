@@ -118,7 +118,8 @@ class Engine:
         choosing: list[Request] = []
         for item in items:
             request, kv = item.request, item.request.kv
-            assert kv is not None and kv.req_pool_idx is not None, f"{request.id} holds no row"
+            assert kv is not None, f"{request.id} holds no KV"
+            assert kv.req_pool_idx is not None, f"{request.id} holds no row"
             self.kv_cache.extend(kv, item.stop)
             chooses = item.stop == request.num_tokens
             if chooses:

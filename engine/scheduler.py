@@ -65,12 +65,6 @@ class Scheduler:
         )
         return started + sum(request.prompt_len for request in self._waiting)
 
-    def live(self) -> list[Request]:
-        """All requests that have not ended, oldest stage first."""
-        return [*self._parked.values(), *self._decoding.values(), *self._prefilling.values()] + [
-            *self._waiting
-        ]
-
     def enqueue(self, request: Request) -> None:
         """Accept a request. Raises `Overloaded` when the queue is full, `InvalidInput` when
         the request could never run here."""

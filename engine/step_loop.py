@@ -121,7 +121,7 @@ class StepLoop:
             while not self._stopping.is_set():
                 self._turn()
             self._end(InternalError("worker is stopping"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - outermost frame of the thread
             _log.exception("engine thread ends")
             self._stopping.set()
             self._end(InternalError(f"engine failed: {error!r}"))

@@ -55,5 +55,26 @@ STOP_TIMEOUT_S = 10.0
 ENGINE_IDLE_WAIT_S = 0.25
 """Longest sleep of an idle engine thread; deadlines are looked at no less often."""
 
+WRITER_CHECK_INTERVAL_S = 1.0
+"""How often a call that waits for the engine's next token asks whether there still is one."""
+
 ATTEMPTS_MAX = 3
 """Tries of one request before its client sees the error."""
+
+# --- supervision, in seconds ----------------------------------------------------------------
+
+HEALTH_INTERVAL_S = 1.0
+"""Between two questions whether a process makes progress. Its death is noticed without asking."""
+
+HEALTH_SILENCE_MAX_S = 60.0
+"""A running process that shows no progress for so long is replaced. Far above the longest engine
+step (512 prompt tokens take seconds on a busy core), because a replaced worker loses its cache."""
+
+RESTART_BACKOFF_MAX_S = 30.0
+RESTART_BACKOFF_RESET_S = 60.0
+"""A process that ran for so long did not die of its start: the next backoff is short again."""
+
+# --- Ray --------------------------------------------------------------------------------------
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's shared memory. No request data passes through it; this is about the least it accepts."""

@@ -1,0 +1,95 @@
+"""Greedy answers over gRPC equal those of `transformers`, token for token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvferry.config import load_config
+from kvferry.membership import Role
+from tests.end_to_end.conftest import ANSWER_TOKENS
+from tests.support.in_process_cluster import InProcessCluster
+from tests.support.reference import divergence
+
+if TYPE_CHECKING:
+    from tests.support.prompts import Prompt
+    from tests.support.reference import ReferenceAnswer
+
+PD = (Role.PREFILL, Role.DECODE)
+AGGREGATED = (Role.BOTH,)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way of running the same prompts."""
+
+    roles: tuple[Role, ...]
+    page_size: int
+    radix: bool = True
+    chunk_tokens: int = 512
+    at_once: int = 16
+
+    def __str__(self) -> str:
+        shape = "pd" if self.roles == PD else "aggregated"
+        tree = "radix" if self.radix else "no-radix"
+        return f"{shape}-page{self.page_size}-{tree}-chunk{self.chunk_tokens}-x{self.at_once}"
+
+
+SAMPLE = (
+    Case(PD, 16),
+    Case(PD, 1, radix=False, chunk_tokens=200),
+    Case(PD, 64, chunk_tokens=96),
+    Case(AGGREGATED, 16, at_once=4),
+)
+REST = tuple(
+    case
+    for roles in (PD, AGGREGATED)
+    for page_size in (1, 16, 64)
+    for radix in (True, False)
+    for case in (Case(roles, page_size, radix), Case(roles, page_size, radix, 100, 1))
+    if case not in SAMPLE
+)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=str(case)) for case in SAMPLE),
+        *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in REST),
+    ],
+)
+def test_greedy_equals_transformers(
+    case: Case, prompts: list[Prompt], reference_answers: dict[str, ReferenceAnswer]
+) -> None:
+    assert len(prompts) >= 40
+    overrides = {
+        "cache.page_size": str(case.page_size),
+        "cache.radix": str(case.radix),
+        "cache.audit": "true",
+        "scheduler.chunk_tokens": str(case.chunk_tokens),
+    }
+    if case.roles == AGGREGATED:
+        overrides |= {"workers.both.count": "1", "workers.prefill.count": "0"}
+        overrides |= {"workers.decode.count": "0"}
+    config = load_config(None, {}, overrides)
+    with InProcessCluster(config, case.roles) as cluster:
+        answers = cluster.generate_all(
+            [prompt.ids for prompt in prompts], ANSWER_TOKENS, case.at_once
+        )
+        cluster.wait_idle(within_s=5)
+
+    found = [
+        divergence(prompt.name, answer.token_ids, reference_answers[prompt.name])
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    for entry in found:
+        if entry is not None and entry.is_tie:
+            print(f"tie in {entry.name} at token {entry.position}: margin {entry.margin:.2e}")
+    assert [entry for entry in found if entry is not None and not entry.is_tie] == []
+    if case.roles == PD:
+        moved = sum(answer.finish.usage.moved_tokens for answer in answers)
+        hits = sum(answer.finish.usage.decode_hit_tokens for answer in answers)
+        assert moved + hits == sum(len(prompt.ids) for prompt in prompts)
+        assert (hits > 0) == case.radix
