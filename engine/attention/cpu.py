@@ -1,0 +1,174 @@
+"""Attention on a CPU: decoded tokens by native kernels in place, prompt chunks tile by tile.
+
+Neither copies a context: a decoded token reads its pages where they lie; a chunk gathers one tile
+of keys and values at a time, for all queries of the chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention.cpu_kernels import decode_attention
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.attention.metadata import AttentionMetadata
+
+KEY_TILE = 512
+"""Keys gathered at once per chunk: what is copied is bounded by this, whatever the context."""
+QUERY_TILE = 256
+"""Query tokens whose scores exist at once."""
+DECODE_QUERIES_MAX = 4
+"""Sequences with at most this many new tokens go to the native kernel, which takes the queries one
+by one; for longer chunks matrix products are faster than reading in place."""
+
+
+class CpuAttention:
+    """Implements `AttentionBackend` for any dtype; float32 decodes natively, others by tiles."""
+
+    def __init__(self, num_kv_heads: int, dtype: torch.dtype) -> None:
+        self._num_kv_heads = num_kv_heads
+        self._native = dtype == torch.float32
+
+    def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
+        """See `AttentionBackend.plan`."""
+        decode_max = DECODE_QUERIES_MAX if self._native else 0
+        return CpuAttentionPlan(metadata, self._num_kv_heads, decode_max)
+
+
+class CpuAttentionPlan:
+    """Implements `AttentionPlan`: the rows for the native kernel, and the chunks."""
+
+    def __init__(self, metadata: AttentionMetadata, num_kv_heads: int, decode_max: int) -> None:
+        self._metadata = metadata
+        self._num_kv_heads = num_kv_heads
+        short = metadata.query_lengths <= decode_max
+        self._rows = _DecodeRows(metadata, np.flatnonzero(short))
+        self._chunks = [_Chunk(metadata, int(index)) for index in np.flatnonzero(~short)]
+
+    def run(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """See `AttentionPlan.run`."""
+        out = torch.empty_like(queries)
+        if len(self._rows.tokens):
+            decode_attention(
+                queries.numpy(),
+                keys.numpy(),
+                values.numpy(),
+                out.numpy(),
+                self._rows.tokens,
+                self._rows.first_pages,
+                self._rows.lengths,
+                self._metadata.kv_indices,
+                self._metadata.page_size,
+            )
+        for chunk in self._chunks:
+            rows = slice(chunk.first_token, chunk.first_token + chunk.count)
+            out[rows] = chunk.attend(queries[rows], keys, values)
+        return out.view(len(queries), -1)
+
+
+class _DecodeRows:
+    """One row per query token of the short sequences."""
+
+    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
+        counts = metadata.query_lengths[sequences].astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+        first_tokens = metadata.qo_indptr[sequences].astype(np.int64)
+        first_pages = metadata.kv_indptr[sequences].astype(np.int64)
+        before = metadata.kv_lengths[sequences].astype(np.int64) - counts
+        self.tokens = np.repeat(first_tokens, counts) + within
+        self.first_pages = np.repeat(first_pages, counts)
+        self.lengths = np.repeat(before, counts) + within + 1
+
+
+class _Chunk:
+    """Several new tokens of one sequence."""
+
+    def __init__(self, metadata: AttentionMetadata, sequence: int) -> None:
+        self.first_token = int(metadata.qo_indptr[sequence])
+        self.count = int(metadata.query_lengths[sequence])
+        length = int(metadata.kv_lengths[sequence])
+        self._prefix_len = length - self.count
+        first, last = metadata.kv_indptr[sequence : sequence + 2]
+        pages = metadata.kv_indices[first:last].astype(np.int64)
+        within = np.arange(metadata.page_size, dtype=np.int64)
+        slots = (pages[:, None] * metadata.page_size + within).reshape(-1)[:length]
+        self._slots = torch.from_numpy(slots)
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        """queries [n, H, D] of this chunk -> [n, H, D]."""
+        kv_heads = keys.shape[1]
+        tiles = [
+            _QueryTile(part, self._prefix_len + start, kv_heads)
+            for start, part in _split(queries, QUERY_TILE)
+        ]
+        for start, slots in _split(self._slots, KEY_TILE):
+            # [H_kv, D, m] and [H_kv, m, D], float32.
+            tile_keys = keys[slots].float().permute(1, 2, 0).contiguous()
+            tile_values = values[slots].float().transpose(0, 1).contiguous()
+            for tile in tiles:
+                tile.add(start, tile_keys, tile_values)
+        return torch.cat([tile.result() for tile in tiles]).to(queries.dtype)
+
+
+class _QueryTile:
+    """A running softmax over key tiles (Milakov and Gimelshein, arXiv:1805.02867).
+
+    The query heads of a KV head are rows of one matrix, so that KV heads are never expanded.
+    """
+
+    def __init__(self, queries: torch.Tensor, first_position: int, kv_heads: int) -> None:
+        self._count, heads, head_dim = queries.shape
+        self._first_position = first_position
+        self._group = heads // kv_heads
+        grouped = queries.float().view(self._count, kv_heads, self._group, head_dim)
+        rows = grouped.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+        self._queries = rows / math.sqrt(head_dim)
+        self._highest = rows.new_full((*rows.shape[:2], 1), -math.inf)
+        self._weight_sum = rows.new_zeros(*rows.shape[:2], 1)
+        self._sums = torch.zeros_like(rows)
+
+    def add(self, first_key: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Take in keys [H_kv, D, m] and values [H_kv, m, D] of positions from `first_key` on."""
+        visible = self._first_position + self._count - first_key
+        if visible <= 0:
+            return
+        keys, values = keys[:, :, :visible], values[:, :visible]
+        scores = torch.bmm(self._queries, keys)
+        self._mask(scores, first_key)
+        highest = torch.maximum(self._highest, scores.amax(dim=-1, keepdim=True))
+        shrink = torch.exp(self._highest - highest)
+        weights = scores.sub_(highest).exp_()
+        self._weight_sum.mul_(shrink).add_(weights.sum(dim=-1, keepdim=True))
+        self._sums.mul_(shrink).add_(torch.bmm(weights, values))
+        self._highest = highest
+
+    def result(self) -> torch.Tensor:
+        """[n, H, D]."""
+        kv_heads, _, head_dim = self._sums.shape
+        averaged = (self._sums / self._weight_sum).view(kv_heads, self._group, -1, head_dim)
+        return averaged.permute(2, 0, 1, 3).reshape(self._count, -1, head_dim)
+
+    def _mask(self, scores: torch.Tensor, first_key: int) -> None:
+        """Hide keys after their query, in tiles that reach beyond the first query."""
+        keys = scores.shape[-1]
+        if first_key + keys - 1 <= self._first_position:
+            return
+        key_positions = torch.arange(first_key, first_key + keys)
+        query_positions = torch.arange(self._first_position, self._first_position + self._count)
+        hidden = key_positions[None, :] > query_positions[:, None]
+        kv_heads = scores.shape[0]
+        scores.view(kv_heads, self._group, self._count, keys).masked_fill_(hidden, -math.inf)
+
+
+def _split(tensor: torch.Tensor, size: int) -> list[tuple[int, torch.Tensor]]:
+    """(start, rows) of consecutive parts of at most `size` rows."""
+    return [(start, tensor[start : start + size]) for start in range(0, len(tensor), size)]

@@ -1,0 +1,80 @@
+"""What one step computes: new tokens of several sequences, and where their KV goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention.metadata import AttentionMetadata, build_attention_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry.ids import TokenIds
+    from mem_cache.req_to_token_pool import ReqToTokenPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceStep:
+    """The part of one sequence that a step computes: a prompt chunk, or one decoded token."""
+
+    req_pool_idx: int
+    token_ids: TokenIds
+    """The new tokens, at least one."""
+    prefix_len: int
+    """Tokens before them, whose KV is already in the row's slots."""
+    wants_logits: bool
+    """Of the last new token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardBatch:
+    """The tokens of all sequences one after the other; T tokens, R rows of logits."""
+
+    token_ids: torch.Tensor
+    """int64 [T]."""
+    positions: torch.Tensor
+    """int64 [T], position of each token in its sequence."""
+    out_slots: torch.Tensor
+    """int64 [T], where each token's KV is written."""
+    attention: AttentionMetadata
+    logits_at: torch.Tensor
+    """int64 [R], the tokens whose logits are wanted, in the order of the sequences."""
+
+
+def build_forward_batch(
+    sequences: Sequence[SequenceStep], rows: ReqToTokenPool, page_size: int
+) -> ForwardBatch:
+    """Lay out a step. The rows must hold slots for every new token already."""
+    assert sequences, "a step has at least one sequence"
+    req_to_token = rows.req_to_token.numpy()
+    counts = [len(sequence.token_ids) for sequence in sequences]
+    starts = [sequence.prefix_len for sequence in sequences]
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    indices = [sequence.req_pool_idx for sequence in sequences]
+    metadata = build_attention_metadata(req_to_token, indices, counts, ends, page_size)
+    token_ids = np.concatenate([sequence.token_ids for sequence in sequences])
+    positions = _positions(starts, counts, metadata)
+    rows_of_tokens = np.repeat(np.asarray(indices, dtype=np.int64), counts)
+    out_slots = req_to_token[rows_of_tokens, positions].astype(np.int64)
+    last = metadata.qo_indptr[1:].astype(np.int64) - 1
+    wanted = np.asarray([sequence.wants_logits for sequence in sequences], dtype=np.bool_)
+    return ForwardBatch(
+        token_ids=torch.from_numpy(token_ids.astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        out_slots=torch.from_numpy(out_slots),
+        attention=metadata,
+        logits_at=torch.from_numpy(last[wanted]),
+    )
+
+
+def _positions(
+    starts: list[int], counts: list[int], metadata: AttentionMetadata
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    first_rows = metadata.qo_indptr[:-1].astype(np.int64)
+    shift = np.asarray(starts, dtype=np.int64) - first_rows
+    total = int(metadata.qo_indptr[-1])
+    return np.arange(total, dtype=np.int64) + np.repeat(shift, counts)

@@ -1,0 +1,91 @@
+"""The Llama decoder over paged KV: any model of the family, on whatever `Operators` it is given.
+
+RMSNorm -> attention -> residual -> RMSNorm -> gated MLP -> residual, per layer. Projections of the
+same input are one product (`qkv`, `gate_up`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.rope import rope_table
+
+if TYPE_CHECKING:
+    from engine.attention.backend import AttentionBackend
+    from engine.forward_batch import ForwardBatch
+    from engine.model_spec import ModelSpec
+    from engine.operators.interface import Operators
+    from engine.weights import Weights
+    from mem_cache.kv_pool import MHATokenToKVPool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LlamaLayer:
+    """Weights of one layer, each [out, in]; norms [hidden]."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    output: torch.Tensor
+    post_attention_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class LlamaDecoder:
+    """Computes logits of a step and writes the KV of its tokens. Holds no state between steps."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Weights, operators: Operators, attention: AttentionBackend
+    ) -> None:
+        self._spec = spec
+        self._operators = operators
+        self._attention = attention
+        self._embedding = weights.tensor("model.embed_tokens.weight")
+        self._layers = [_load_layer(weights, layer) for layer in range(spec.num_layers)]
+        self._final_norm = weights.tensor("model.norm.weight")
+        self._head = self._embedding if spec.tied_embeddings else weights.tensor("lm_head.weight")
+        self._rope = rope_table(spec.rope, spec.head_dim, spec.context_length)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool) -> torch.Tensor:
+        """Write K/V of every token to its slot; logits float32 [R, vocab] at `logits_at`."""
+        ops, eps = self._operators, self._spec.rms_eps
+        plan = self._attention.plan(batch.attention)
+        residual = self._embedding[batch.token_ids]
+        normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
+        for index, layer in enumerate(self._layers):
+            keys, values = kv_pool.layer(index)
+            qkv = ops.linear(normed, layer.qkv)
+            queries = ops.rope_and_write(
+                qkv, self._rope, batch.positions, batch.out_slots, keys, values
+            )
+            attended = plan.run(queries, keys, values)
+            projected = ops.linear(attended, layer.output)
+            normed = ops.add_rms_norm(residual, projected, layer.post_attention_norm, eps)
+            gated = ops.silu_and_mul(ops.linear(normed, layer.gate_up))
+            projected = ops.linear(gated, layer.down)
+            normed = ops.add_rms_norm(residual, projected, self._norm_after(index), eps)
+        return ops.linear(normed[batch.logits_at], self._head).float()
+
+    def _norm_after(self, layer: int) -> torch.Tensor:
+        following = layer + 1
+        if following == len(self._layers):
+            return self._final_norm
+        return self._layers[following].input_norm
+
+
+def _load_layer(weights: Weights, index: int) -> LlamaLayer:
+    prefix = f"model.layers.{index}"
+    attention = f"{prefix}.self_attn"
+    mlp = f"{prefix}.mlp"
+    return LlamaLayer(
+        input_norm=weights.tensor(f"{prefix}.input_layernorm.weight"),
+        qkv=weights.fused([f"{attention}.{part}_proj.weight" for part in "qkv"]),
+        output=weights.tensor(f"{attention}.o_proj.weight"),
+        post_attention_norm=weights.tensor(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=weights.fused([f"{mlp}.{part}_proj.weight" for part in ("gate", "up")]),
+        down=weights.tensor(f"{mlp}.down_proj.weight"),
+    )

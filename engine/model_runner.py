@@ -1,0 +1,43 @@
+"""The one object the step loop calls: a loaded model over a worker's KV pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from engine.attention.cpu import CpuAttention
+from engine.attention.metadata import build_attention_metadata
+from engine.forward_batch import ForwardBatch
+from engine.llama import LlamaDecoder
+from engine.model_spec import ModelSpec, load_spec
+from engine.operators.torch_operators import TorchOperators
+from engine.weights import load_weights, torch_dtype
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvferry.config import DType
+    from mem_cache.kv_pool import MHATokenToKVPool
+
+
+class ModelRunner:
+    """Loads a model directory and computes steps. Lives on the engine thread."""
+
+    spec: ModelSpec
+
+    def __init__(
+        self, directory: Path, kv_pool: MHATokenToKVPool, *, threads: int, dtype: DType
+    ) -> None:
+        """`threads` compute threads; the setting is the process's, so one runner per process."""
+        torch.set_num_threads(threads)
+        self.spec = load_spec(directory)
+        self._kv_pool = kv_pool
+        weights = load_weights(directory, dtype)
+        attention = CpuAttention(self.spec.num_kv_heads, torch_dtype(dtype))
+        self._decoder = LlamaDecoder(self.spec, weights, TorchOperators(), attention)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after."""
+        return self._decoder.forward(batch, self._kv_pool)

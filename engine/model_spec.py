@@ -1,0 +1,155 @@
+"""The shape of a model, read from the `config.json` of its directory. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3RopeScaling:
+    """Llama 3.1's stretching of low frequencies beyond the original context."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRopeScaling:
+    """Every position divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding: base frequency and how it is stretched, if at all."""
+
+    theta: float
+    scaling: Llama3RopeScaling | LinearRopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What the engine has to know of a Llama-family model to run it."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    rms_eps: float
+    rope: RopeSpec
+    context_length: int
+    """Longest sequence the model was made for, in tokens."""
+    eos_token_ids: tuple[int, ...]
+    tied_embeddings: bool
+    """The output head is the token embedding."""
+
+    @property
+    def queries_per_kv_head(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+def load_spec(directory: Path) -> ModelSpec:
+    """Read the spec of a Hugging Face directory. `ConfigError` names what is not supported."""
+    config = _read_json(directory / "config.json")
+    _require_supported(config, directory)
+    num_heads = int(config["num_attention_heads"])
+    hidden_size = int(config["hidden_size"])
+    num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+    if num_heads % num_kv_heads != 0:
+        raise ConfigError(
+            "model.path", f"{num_heads} query heads cannot share {num_kv_heads} KV heads"
+        )
+    return ModelSpec(
+        num_layers=int(config["num_hidden_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        hidden_size=hidden_size,
+        intermediate_size=int(config["intermediate_size"]),
+        vocab_size=int(config["vocab_size"]),
+        rms_eps=float(config["rms_norm_eps"]),
+        rope=_rope_spec(config),
+        context_length=int(config["max_position_embeddings"]),
+        eos_token_ids=_eos_token_ids(directory, config),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError("model.path", f"{file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError("model.path", f"{file} must contain an object")
+    return values
+
+
+def _require_supported(config: dict[str, Any], directory: Path) -> None:
+    architectures = config.get("architectures") or ["none named"]
+    if not _ARCHITECTURES.intersection(architectures):
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise ConfigError(
+            "model.path", f"{directory} holds {', '.join(architectures)}; supported: {known}"
+        )
+    for name in ("attention_bias", "mlp_bias"):
+        if config.get(name, False):
+            raise ConfigError("model.path", f"{directory}: {name} is not supported")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ConfigError("model.path", f"{directory}: activation {activation} is not supported")
+
+
+def _rope_spec(config: dict[str, Any]) -> RopeSpec:
+    # transformers 5 writes `rope_parameters`; earlier versions `rope_theta` and `rope_scaling`.
+    values: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(values.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    match values.get("rope_type", values.get("type", "default")):
+        case "default":
+            return RopeSpec(theta)
+        case "linear":
+            return RopeSpec(theta, LinearRopeScaling(float(values["factor"])))
+        case "llama3":
+            scaling = Llama3RopeScaling(
+                factor=float(values["factor"]),
+                low_freq_factor=float(values["low_freq_factor"]),
+                high_freq_factor=float(values["high_freq_factor"]),
+                original_context_length=int(values["original_max_position_embeddings"]),
+            )
+            return RopeSpec(theta, scaling)
+        case other:
+            raise ConfigError("model.path", f"rope scaling {other!r} is not supported")
+
+
+def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    # The generation config is the more specific of the two: chat models list more ends there.
+    generation = directory / "generation_config.json"
+    values = _read_json(generation) if generation.exists() else {}
+    eos = values.get("eos_token_id", config.get("eos_token_id"))
+    match eos:
+        case None:
+            return ()
+        case int():
+            return (eos,)
+        case list():
+            return tuple(int(token) for token in eos)
+        case _:
+            raise ConfigError("model.path", f"eos_token_id is {eos!r}; must be ids")

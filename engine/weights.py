@@ -1,0 +1,151 @@
+"""Weights in safetensors files: mapped, not read, so that workers on one host share the pages.
+
+The format (8 bytes little-endian header length, JSON header, data) is documented at
+https://github.com/huggingface/safetensors#format. We read it ourselves for one reason: tensors that
+are neighbours in a file can be used as one tensor (`fused`) without a copy. Files written by
+`write_weights` keep the order they are given, so a model written in the order of its use has its
+q, k, v and gate, up weights fused for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvferry.config import DType
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+_TORCH_OF_NAME = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAME_OF_TORCH = {dtype: name for name, dtype in _TORCH_OF_NAME.items()}
+_TORCH_OF_DTYPE = {
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+}
+_ALIGNMENT = 64
+"""Bytes; data begins on a cache line."""
+_HEADER_BYTES_MAX = 100 * 2**20
+"""As the safetensors library allows."""
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """The torch element type of a configured one."""
+    return _TORCH_OF_DTYPE[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where a tensor lies: [start, stop) bytes of `data`, a mapped file as uint8."""
+
+    data: torch.Tensor
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def tensor(self) -> torch.Tensor:
+        """A view into the file."""
+        return self.data[self.start : self.stop].view(self.dtype).view(self.shape)
+
+    def continues(self, before: _Placed) -> bool:
+        """Whether this tensor is the next rows of `before`."""
+        return (
+            self.data is before.data
+            and self.start == before.stop
+            and self.dtype == before.dtype
+            and self.shape[1:] == before.shape[1:]
+        )
+
+
+class Weights:
+    """The tensors of a model directory, by name. Reading one that is missing is a `ConfigError`."""
+
+    def __init__(self, placed: Mapping[str, _Placed], dtype: torch.dtype) -> None:
+        self._placed = dict(placed)
+        self._dtype = dtype
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One tensor in the model's dtype: a view into the file unless its dtype is another."""
+        return self._find(name).tensor().to(self._dtype)
+
+    def fused(self, names: Sequence[str]) -> torch.Tensor:
+        """Tensors of equal width stacked by rows; a view where they are neighbours in a file."""
+        parts = [self._find(name) for name in names]
+        if all(after.continues(before) for before, after in zip(parts, parts[1:], strict=False)):
+            rows = sum(part.shape[0] for part in parts)
+            first = parts[0]
+            whole = _Placed(
+                first.data, first.start, parts[-1].stop, first.dtype, (rows, *first.shape[1:])
+            )
+            return whole.tensor().to(self._dtype)
+        return torch.cat([part.tensor().to(self._dtype) for part in parts])
+
+    def _find(self, name: str) -> _Placed:
+        found = self._placed.get(name)
+        if found is None:
+            raise ConfigError("model.path", f"the weights have no tensor {name!r}")
+        return found
+
+
+def load_weights(directory: Path, dtype: DType) -> Weights:
+    """Map every safetensors file of a model directory."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ConfigError("model.path", f"{directory} has no .safetensors file")
+    placed: dict[str, _Placed] = {}
+    for file in files:
+        placed |= _map_file(file)
+    return Weights(placed, torch_dtype(dtype))
+
+
+def _map_file(file: Path) -> dict[str, _Placed]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if not 0 < header_bytes <= min(size - 8, _HEADER_BYTES_MAX):
+            raise ConfigError("model.path", f"{file} is not a safetensors file")
+        header = json.loads(stream.read(header_bytes))
+    header.pop("__metadata__", None)
+    raw = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    base = 8 + header_bytes
+    placed: dict[str, _Placed] = {}
+    for name, entry in header.items():
+        dtype = _TORCH_OF_NAME.get(entry["dtype"])
+        if dtype is None:
+            raise ConfigError("model.path", f"{file}: {name} is {entry['dtype']}; not supported")
+        start, stop = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        if base + stop > size or stop - start != math.prod(shape) * dtype.itemsize:
+            raise ConfigError("model.path", f"{file} is cut off or damaged at {name}")
+        placed[name] = _Placed(raw, base + start, base + stop, dtype, shape)
+    return placed
+
+
+def write_weights(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write a safetensors file whose data has the order of `tensors`."""
+    listed = [(name, tensor.detach().contiguous()) for name, tensor in tensors]
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in listed:
+        stop = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAME_OF_TORCH[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, stop],
+        }
+        offset = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little"))
+        stream.write(text)
+        for _, tensor in listed:
+            stream.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
