@@ -1,0 +1,50 @@
+"""What the prefix index tells routers: block hashes stored and removed, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry.kv_events import BlockHash, KvEvent
+
+
+class BlockLog:
+    """Events since they were last taken. Neighbours of one kind become one event."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[bool, list[BlockHash]]] = []
+        self._cleared = False
+
+    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
+        """The index now holds these blocks."""
+        self._append(True, block_hashes)
+
+    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+        """The index no longer holds these blocks."""
+        self._append(False, block_hashes)
+
+    def cleared(self) -> None:
+        """The index is empty; what was logged before no longer matters."""
+        self._runs.clear()
+        self._cleared = True
+
+    def take(self) -> list[KvEvent]:
+        """The events since the last call, in order."""
+        events: list[KvEvent] = [AllBlocksCleared()] if self._cleared else []
+        for is_stored, hashes in self._runs:
+            kind = BlocksStored if is_stored else BlocksRemoved
+            events.append(kind(tuple(hashes)))
+        self._runs.clear()
+        self._cleared = False
+        return events
+
+    def _append(self, is_stored: bool, block_hashes: Sequence[BlockHash]) -> None:
+        if not block_hashes:
+            return
+        if not self._runs or self._runs[-1][0] != is_stored:
+            self._runs.append((is_stored, []))
+        self._runs[-1][1].extend(block_hashes)

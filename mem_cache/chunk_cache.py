@@ -1,0 +1,74 @@
+"""The prefix index that holds nothing: sharing switched off, the interface unchanged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mem_cache.tree_node import InsertResult, MatchResult, new_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvferry.ids import ExtraKey, SlotIndices, TokenIds
+    from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.tree_node import TreeNode
+
+
+class ChunkCache:
+    """Takes nothing and finds nothing; each request keeps its slots until its release."""
+
+    def __init__(self) -> None:
+        self.root = new_root()
+
+    def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
+        """Nothing is found: the root, length 0."""
+        return MatchResult(self.root, self.root, self.root, 0)
+
+    def path_device_indices(self, node: TreeNode, start: int = 0) -> SlotIndices:
+        """The root's path is empty."""
+        return np.empty(0, dtype=np.int64)
+
+    def lock(self, node: TreeNode) -> None:
+        """The root needs no lock."""
+        assert node is self.root, f"{node} is not of this index"
+
+    def unlock(self, node: TreeNode) -> None:
+        """The root needs no lock."""
+        assert node is self.root, f"{node} is not of this index"
+
+    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
+        """Takes nothing: the slots stay with the caller."""
+        assert len(token_ids) == len(value), (
+            f"check 2: {len(token_ids)} tokens with {len(value)} slots"
+        )
+        return InsertResult(0, self.root)
+
+    def evict(self, num_tokens: int) -> SlotIndices:
+        """Has nothing to evict."""
+        return np.empty(0, dtype=np.int64)
+
+    def evictable_size(self) -> int:
+        """Always 0."""
+        return 0
+
+    def protected_size(self) -> int:
+        """Always 0."""
+        return 0
+
+    def reset(self) -> SlotIndices:
+        """Has nothing to drop."""
+        return np.empty(0, dtype=np.int64)
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """No nodes."""
+        return iter(())
+
+    def take_events(self) -> list[KvEvent]:
+        """No events."""
+        return []
+
+    def snapshot_blocks(self) -> tuple[BlockHash, ...]:
+        """No blocks."""
+        return ()

@@ -1,0 +1,274 @@
+"""One worker's KV as a closed loop: rows, slots, bytes and prefix index behind one object.
+
+Every way for a slot to change its owner is a method here; each either succeeds or changes
+nothing. Owners of a slot: the allocator (free), the index (evictable or protected), a request
+(private, or inbound until its handoff has committed).
+
+| interval of a row | owner | at checkpoint |
+|---|---|---|
+| `[0, cache_protected_len)` | index, locked | untouched |
+| `[cache_protected_len, matched)` | request, a duplicate | freed |
+| `[matched, key_len)` | request | handed to the index |
+| `[key_len, allocated_len)` | request: partial page, preallocated tail | stays |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvferry.accounts import KvAccounts
+from mem_cache.errors import OutOfRows, OutOfSlots
+from mem_cache.ledger import audit, oom_report, pinned_slots, require_live, require_path
+from mem_cache.request_kv import RequestKV
+
+if TYPE_CHECKING:
+    from kvferry.ids import AttemptId, ExtraKey, SlotIndices, TokenIds
+    from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.kv_pool import MHATokenToKVPool
+    from mem_cache.layout import KvLayout
+    from mem_cache.req_to_token_pool import ReqToTokenPool
+    from mem_cache.slot_allocator import SlotAllocator
+    from mem_cache.tree_node import PrefixCache
+
+
+class KVCache:
+    """All KV of one worker, for one thread. Made by `mem_cache.factory.build_kv_cache`.
+
+    Per request: `open` once, then `extend` + `commit` per step, `checkpoint` per prefill chunk,
+    `release` once at every kind of end. A handoff's sink opens `inbound` and calls `adopt` when
+    it committed; its source holds a `pin` from the offer to the close.
+
+    With `auditing`, every ledger check runs after every change (slow; for tests).
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        pool: MHATokenToKVPool,
+        rows: ReqToTokenPool,
+        allocator: SlotAllocator,
+        tree: PrefixCache,
+        *,
+        context_length: int,
+        auditing: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.pool = pool
+        self.rows = rows
+        self.allocator = allocator
+        self.tree = tree
+        self.context_length = context_length
+        self.auditing = auditing
+        self._live: dict[int, RequestKV] = {}
+
+    @property
+    def page_size(self) -> int:
+        """Slots per page."""
+        return self.layout.page_size
+
+    @property
+    def num_slots(self) -> int:
+        """Usable slots: the total of the accounts."""
+        return self.allocator.num_slots
+
+    # --- the life of a request --------------------------------------------------------------
+
+    def open(
+        self,
+        request_id: AttemptId | str,
+        token_ids: TokenIds,
+        extra_key: ExtraKey,
+        *,
+        inbound: bool = False,
+        shareable: bool = True,
+    ) -> RequestKV:
+        """Give a request its row, with the cached prefix of `token_ids` locked and written to it.
+
+        At most `len(token_ids) - 1` tokens are matched: the last one must be computed for its
+        logits. Raises `OutOfRows`, with nothing changed.
+        """
+        if self.rows.num_free == 0:
+            raise OutOfRows(1, self.oom_report())
+        kv = RequestKV(request_id, extra_key, self.tree.root, shareable, inbound)
+        if shareable:
+            match = self.tree.match_prefix(token_ids[: max(0, len(token_ids) - 1)], extra_key)
+            # Locked before anything else may evict: a matched node is only borrowed.
+            kv.last_node = match.last_device_node
+        self.tree.lock(kv.last_node)
+        (row,) = self.rows.alloc([kv]) or (0,)
+        self.rows.write(row, 0, self.tree.path_device_indices(kv.last_node))
+        held = kv.last_node.end
+        kv.prefix_len = kv.cache_protected_len = kv.committed_len = kv.allocated_len = held
+        self._live[row] = kv
+        self._changed()
+        return kv
+
+    def extend(self, kv: RequestKV, new_len: int) -> SlotIndices:
+        """Have slots for positions `[0, new_len)`; returns those of `[committed_len, new_len)`.
+
+        The rest of the last page is used before new pages are taken; unlocked cache is evicted as
+        needed. Raises `OutOfSlots`, with nothing changed.
+        """
+        row = require_live(self, kv)
+        assert kv.committed_len <= new_len <= self.context_length, (
+            f"{kv} cannot be extended to {new_len} of {self.context_length} tokens"
+        )
+        needed = self.layout.round_up(new_len) - kv.allocated_len
+        if needed > 0:
+            self.rows.write(row, kv.allocated_len, self._take(needed))
+            kv.allocated_len += needed
+            self._changed()
+        return self.rows.read(row, kv.committed_len, new_len)
+
+    def commit(self, kv: RequestKV, new_len: int) -> None:
+        """K/V of `[committed_len, new_len)` is in the pool now."""
+        require_live(self, kv)
+        assert kv.committed_len <= new_len <= kv.allocated_len, f"{kv} cannot commit {new_len}"
+        kv.committed_len = new_len
+
+    def checkpoint(self, kv: RequestKV, token_ids: TokenIds) -> None:
+        """Publish the first `len(token_ids)` <= `committed_len` tokens, whole pages of them.
+
+        Copies slot numbers, never K/V. Afterwards the row reads the index's slots, so that every
+        slot of the row below `cache_protected_len` is the canonical one for its tokens.
+        """
+        row = require_live(self, kv)
+        assert not kv.inbound, f"{kv}: inbound KV is published only after its handoff committed"
+        assert len(token_ids) <= kv.committed_len, f"{kv} has not computed {len(token_ids)} tokens"
+        key_len = self.layout.round_down(len(token_ids))
+        start = kv.cache_protected_len
+        if not kv.shareable or key_len <= start:
+            return
+        # `read` copies: the row is rewritten below, and reused by others later.
+        own = self.rows.read(row, 0, key_len)
+        result = self.tree.insert(token_ids[:key_len], own, kv.extra_key)
+        node, matched = result.last_node, result.matched_len
+        if node.end <= start:
+            return
+        assert matched >= start, f"{kv}: the index lost a locked prefix, or tokens changed"
+        assert node.end == key_len, f"{kv}: the index took {node.end} of {key_len} tokens"
+        self.allocator.free(own[start:matched])
+        self.rows.write(row, start, self.tree.path_device_indices(node, start))
+        self.tree.lock(node)
+        self.tree.unlock(kv.last_node)
+        kv.last_node = node
+        kv.cache_protected_len = node.end
+        kv.cache_inserted_len += node.end - matched
+        self._changed(kv)
+
+    def adopt(self, kv: RequestKV) -> None:
+        """The handoff committed: inbound slots become the request's own."""
+        require_live(self, kv)
+        assert kv.inbound, f"{kv} is not inbound"
+        kv.inbound = False
+        self._changed()
+
+    def pin(self, kv: RequestKV) -> None:
+        """A handoff reads this row: no release before the matching `unpin`."""
+        require_live(self, kv)
+        assert not kv.inbound, f"{kv}: inbound KV cannot be read"
+        kv.pins += 1
+
+    def unpin(self, kv: RequestKV) -> None:
+        """The handoff closed."""
+        require_live(self, kv)
+        assert kv.pins > 0, f"{kv} has no pin"
+        kv.pins -= 1
+
+    def release(self, kv: RequestKV, token_ids: TokenIds | None) -> None:
+        """End a request, whatever the reason: the one function that frees a request's slots.
+
+        Publishes the computed part of `token_ids` (None: publish nothing), frees the rest,
+        unlocks, frees the row. Inbound KV is never published, whatever `token_ids` is.
+        """
+        row = require_live(self, kv)
+        assert kv.pins == 0, f"{kv} is still read by a handoff"
+        if token_ids is not None and not kv.inbound:
+            self.checkpoint(kv, token_ids[: kv.committed_len])
+        kv.check_intervals()
+        # Committed rest and preallocated tail at once: they may share a page.
+        self.allocator.free(self.rows.read(row, kv.cache_protected_len, kv.allocated_len))
+        self.tree.unlock(kv.last_node)
+        del self._live[row]
+        self.rows.free(kv)
+        self._changed()
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def slots(self, kv: RequestKV, start: int, stop: int) -> SlotIndices:
+        """Slots of positions `[start, stop)`, a copy."""
+        row = require_live(self, kv)
+        assert 0 <= start <= stop <= kv.allocated_len, f"{kv} has no slots [{start}, {stop})"
+        return self.rows.read(row, start, stop)
+
+    def live_requests(self) -> tuple[RequestKV, ...]:
+        """Every request that holds a row."""
+        return tuple(self._live.values())
+
+    def accounts(self) -> KvAccounts:
+        """Every slot by its owner."""
+        live = self._live.values()
+        return KvAccounts(
+            free=self.allocator.num_free,
+            evictable=self.tree.evictable_size(),
+            protected=self.tree.protected_size(),
+            private=sum(kv.private_len for kv in live if not kv.inbound),
+            inbound=sum(kv.private_len for kv in live if kv.inbound),
+            total=self.num_slots,
+            outbound_pinned=pinned_slots(live),
+            rows_live=len(self._live),
+            rows_total=self.rows.num_rows,
+        )
+
+    def free_or_evictable(self) -> int:
+        """Slots a request could get now, at the cost of cache."""
+        return self.allocator.num_free + self.tree.evictable_size()
+
+    def audit(self) -> None:
+        """Run all ledger checks; raises `LedgerError` that lists every violation."""
+        audit(self)
+
+    def oom_report(self) -> str:
+        """Who holds rows and slots, as text for an error message."""
+        return oom_report(self)
+
+    def take_events(self) -> list[KvEvent]:
+        """What the index stored and removed since the last call, in order."""
+        return self.tree.take_events()
+
+    def snapshot_blocks(self) -> tuple[BlockHash, ...]:
+        """Hashes of all blocks in the index."""
+        return self.tree.snapshot_blocks()
+
+    def drop_cache(self) -> None:
+        """Free everything the index holds. No request may be live."""
+        assert not self._live, "cache of live requests cannot be dropped"
+        self.allocator.free(self.tree.reset())
+        self._changed()
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _take(self, num_slots: int) -> SlotIndices:
+        """Fresh slots, whole pages, evicting if need be. Raises `OutOfSlots` before it evicts."""
+        slots = self.allocator.alloc(num_slots)
+        if slots is not None:
+            return slots
+        shortage = num_slots - self.allocator.num_free
+        evictable = self.tree.evictable_size()
+        if evictable < shortage:
+            raise OutOfSlots(num_slots, self.free_or_evictable(), self.oom_report())
+        evicted = self.tree.evict(shortage)
+        assert self.tree.evictable_size() == evictable - len(evicted), (
+            "check 5: eviction gave back other slots than its nodes had"
+        )
+        self.allocator.free(evicted)
+        slots = self.allocator.alloc(num_slots)
+        assert slots is not None, f"eviction promised {evictable} slots and gave {len(evicted)}"
+        return slots
+
+    def _changed(self, kv: RequestKV | None = None) -> None:
+        if not self.auditing:
+            return
+        if kv is not None:
+            require_path(self, kv)
+        audit(self)

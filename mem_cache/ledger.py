@@ -1,0 +1,210 @@
+"""The checks that hold the closed loop together, numbered as in docs/kv-ownership.md.
+
+1 new slots are in range, unique, disjoint from live ones    [allocator, always; here, in full]
+2 key and slots have equal length                            [insert, always; here]
+3 the row below `cache_protected_len` reads the index's slots [here]
+4 intervals of a row are ordered and disjoint                [release, always; here]
+5 evicted nodes are unlocked leaves and give back their length [evict, always]; every unlocked
+  leaf can be found by eviction                              [here]
+6 a row is used at the generation it was given at            [every call, always; here]
+7 protected size is the sum of locked nodes; locks are the live requests' [here]
+8 the accounts add up to the total; rows likewise            [here]
+9 with no live request nothing is protected, private or inbound [here]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mem_cache.errors import LedgerError
+from mem_cache.tree_node import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvferry.ids import SlotIndices
+    from mem_cache.kv_cache import KVCache
+    from mem_cache.request_kv import RequestKV
+    from mem_cache.tree_node import TreeNode
+
+_NAMED_MAX = 8
+"""Slots named in one violation."""
+
+
+def require_live(cache: KVCache, kv: RequestKV) -> int:
+    """Ledger check 6, at every call: the request's row, which nobody else was given since."""
+    row = kv.req_pool_idx
+    if row is None:
+        raise LedgerError([f"check 6: {kv} is not open (released before?)"])
+    if not cache.rows.is_current(row, kv.req_generation):
+        raise LedgerError([f"check 6: {kv} has generation {kv.req_generation} of a reused row"])
+    return row
+
+
+def require_path(cache: KVCache, kv: RequestKV) -> None:
+    """Ledger check 3 for one request."""
+    violations = list(_check_path(cache, kv))
+    if violations:
+        raise LedgerError(violations)
+
+
+def audit(cache: KVCache) -> None:
+    """Run every check in full; raises `LedgerError` that lists all violations."""
+    nodes = list(cache.tree.nodes())
+    violations = [
+        *_check_slots(cache, nodes),
+        *_check_nodes(cache, nodes),
+        *_check_requests(cache),
+        *_check_locks(cache, nodes),
+        *_check_accounts(cache),
+    ]
+    if violations:
+        raise LedgerError(violations)
+
+
+def pinned_slots(live: Iterable[RequestKV]) -> int:
+    """Slots that open handoffs read, shared ones counted once."""
+    seen: set[int] = set()
+    count = 0
+    for kv in live:
+        if kv.pins == 0:
+            continue
+        count += kv.private_len
+        node = kv.last_node
+        while node.parent is not None and node.node_id not in seen:
+            seen.add(node.node_id)
+            count += len(node.value)
+            node = node.parent
+    return count
+
+
+def oom_report(cache: KVCache) -> str:
+    """Who holds rows and slots: rows, accounts, and each live request's lengths."""
+    accounts = cache.accounts()
+    lines = [
+        f"rows: {cache.rows.num_free} free of {accounts.rows_total}",
+        f"slots: {accounts.free} free ({accounts.free // cache.page_size} pages of "
+        f"{cache.page_size}), {accounts.evictable} evictable, {accounts.protected} protected, "
+        f"{accounts.private} private, {accounts.inbound} inbound, of {accounts.total}",
+    ]
+    lines += [
+        f"  {kv.request_id}: kv_allocated_len {kv.allocated_len}, cache_protected_len "
+        f"{kv.cache_protected_len}{', inbound' if kv.inbound else ''}"
+        f"{', pinned' if kv.pins else ''}"
+        for kv in cache.live_requests()
+    ]
+    return "\n".join(lines)
+
+
+def _check_slots(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+    """Check 1: each usable slot has exactly one owner, and each page one owner."""
+    owned: list[tuple[str, SlotIndices]] = [("allocator", cache.allocator.free_slots())]
+    owned += [(repr(node), node.value) for node in nodes]
+    owned += [
+        (str(kv.request_id), cache.rows.read(row, kv.cache_protected_len, kv.allocated_len))
+        for kv in cache.live_requests()
+        if (row := kv.req_pool_idx) is not None
+    ]
+    everything = np.concatenate([slots for _, slots in owned])
+    first, stop = cache.page_size, cache.page_size + cache.num_slots
+    outside = everything[(everything < first) | (everything >= stop)]
+    if len(outside):
+        yield f"check 1: slots out of range: {outside[:_NAMED_MAX].tolist()}"
+        return
+    owners = np.bincount(everything, minlength=stop)[first:]
+    for slot in (np.flatnonzero(owners != 1) + first)[:_NAMED_MAX].tolist():
+        names = [name for name, slots in owned if slot in slots]
+        yield f"check 1: slot {slot} has {len(names)} owners: {', '.join(names) or 'lost'}"
+    for name, slots in owned:
+        if not _are_whole_pages(slots, cache.page_size):
+            yield f"check 1: {name} does not own whole pages"
+
+
+def _are_whole_pages(slots: SlotIndices, page_size: int) -> bool:
+    if len(slots) % page_size:
+        return False
+    pages = slots.reshape(-1, page_size)
+    in_order = (pages - pages[:, :1] == np.arange(page_size)).all()
+    return bool(in_order and (pages[:, 0] % page_size == 0).all())
+
+
+def _check_nodes(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+    """Checks 2 and 5, and the shape of the tree."""
+    for node in nodes:
+        if len(node.key) != TOKEN_BYTES * len(node.value) or not node.key:
+            yield f"check 2: {node} has {len(node.key)} key bytes, {len(node.value)} slots"
+        parent = node.parent
+        if parent is None or parent.children.get(node.child_key) is not node:
+            yield f"{node} is not its parent's child"
+        elif node.start != parent.end:
+            yield f"{node} does not begin where its parent ends, at {parent.end}"
+        if node.is_evictable and not node.in_order:
+            yield f"check 5: {node} is an unlocked leaf that eviction cannot find"
+
+
+def _check_requests(cache: KVCache) -> Iterator[str]:
+    """Checks 3, 4 and 6, for every live request."""
+    for kv in cache.live_requests():
+        row = kv.req_pool_idx
+        if row is None or not cache.rows.is_current(row, kv.req_generation):
+            yield f"check 6: {kv} is live without its row"
+            continue
+        try:
+            kv.check_intervals()
+        except AssertionError as error:
+            yield str(error)
+        if kv.inbound and kv.cache_protected_len != kv.prefix_len:
+            yield f"{kv}: published while inbound"
+        yield from _check_path(cache, kv)
+
+
+def _check_path(cache: KVCache, kv: RequestKV) -> Iterator[str]:
+    row = kv.req_pool_idx
+    assert row is not None, "checked by the caller"
+    if kv.last_node.end != kv.cache_protected_len:
+        yield f"check 3: {kv} is locked up to {kv.last_node}"
+        return
+    path = cache.tree.path_device_indices(kv.last_node)
+    ours = cache.rows.read(row, 0, kv.cache_protected_len)
+    if not np.array_equal(ours, path):
+        yield f"check 3: the row of {kv} does not read the index's slots"
+
+
+def _check_locks(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+    """Check 7: each lock count is the number of live requests whose path goes through."""
+    expected: Counter[int] = Counter()
+    for kv in cache.live_requests():
+        node = kv.last_node
+        while node.parent is not None:
+            expected[node.node_id] += 1
+            node = node.parent
+        if node is not cache.tree.root:
+            yield f"check 7: {kv} is locked in a tree that is gone"
+    for node in nodes:
+        if node.lock_ref != expected[node.node_id]:
+            yield f"check 7: {node} should have lock_ref {expected[node.node_id]}"
+    protected = sum(len(node.value) for node in nodes if node.lock_ref > 0)
+    evictable = sum(len(node.value) for node in nodes if node.lock_ref == 0)
+    for name, told, counted in (
+        ("protected", cache.tree.protected_size(), protected),
+        ("evictable", cache.tree.evictable_size(), evictable),
+    ):
+        if told != counted:
+            yield f"check 7: {name} size is told as {told}, nodes hold {counted}"
+
+
+def _check_accounts(cache: KVCache) -> Iterator[str]:
+    """Checks 8 and 9."""
+    accounts = cache.accounts()
+    if not accounts.is_conserved:
+        yield f"check 8: accounts do not add up: {accounts}"
+    if cache.rows.num_free + accounts.rows_live != accounts.rows_total:
+        yield f"check 8: {cache.rows.num_free} free rows and {accounts.rows_live} live ones"
+    rows = [*cache.rows.free_rows(), *(kv.req_pool_idx for kv in cache.live_requests())]
+    if len(set(rows)) != len(rows) or 0 in rows:
+        yield f"check 8: a row has two owners, or is row 0: {rows}"
+    if accounts.rows_live == 0 and not accounts.is_idle:
+        yield f"check 9: idle, but not all is given back: {accounts}"

@@ -1,0 +1,253 @@
+"""The prefix index: a compressed tree from token keys to the slots that hold their K/V.
+
+Locks go from a node to the root, so a node is locked whenever any of its descendants is. Hence
+all tokens of unlocked nodes are reachable by evicting leaves, and `evictable_size` is exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvferry.kv_events import chain_hashes, chain_root
+from mem_cache.block_log import BlockLog
+from mem_cache.eviction import LruOrder
+from mem_cache.tree_node import TOKEN_BYTES, InsertResult, MatchResult, TreeNode, new_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvferry.ids import ExtraKey, SlotIndices, TokenIds
+    from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.eviction import EvictionOrder
+    from mem_cache.tree_node import ChildKey
+
+_NO_SLOTS: SlotIndices = np.empty(0, dtype=np.int64)
+
+
+class RadixCache:
+    """Prefix sharing between requests. See `PrefixCache` for the contract of each method.
+
+    `block_tokens` is the size of the blocks that events speak of, a multiple of the page size.
+    """
+
+    def __init__(
+        self, page_size: int, block_tokens: int, order: EvictionOrder | None = None
+    ) -> None:
+        assert block_tokens % page_size == 0, "event blocks are whole pages"
+        self.root = new_root()
+        self.page_size = page_size
+        self.block_tokens = block_tokens
+        self._unit_bytes = page_size * TOKEN_BYTES
+        self._order: EvictionOrder = LruOrder() if order is None else order
+        self._log = BlockLog()
+        self._tick = 0
+        self._nodes_made = 0
+        self._evictable = 0
+        self._protected = 0
+
+    # --- search -----------------------------------------------------------------------------
+
+    def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
+        """Find the longest cached prefix. A write: may split an edge, refreshes access times."""
+        node = self._descend(self._key_bytes(token_ids), extra_key, is_hit=True)
+        return MatchResult(node, node, node, node.end)
+
+    def path_device_indices(self, node: TreeNode, start: int = 0) -> SlotIndices:
+        """Slots of the tokens `[start, node.end)` of the path to `node`, int64."""
+        parts: list[SlotIndices] = []
+        step = node
+        while step.end > start and step.parent is not None:
+            parts.append(step.value)
+            step = step.parent
+        if not parts:
+            return _NO_SLOTS.copy()
+        parts.reverse()
+        return np.concatenate(parts)[start - step.end :]
+
+    def _key_bytes(self, token_ids: TokenIds) -> bytes:
+        whole = len(token_ids) // self.page_size * self.page_size
+        return np.asarray(token_ids[:whole], dtype="<i4").tobytes()
+
+    def _child_key(self, node: TreeNode, unit: bytes, extra_key: ExtraKey) -> ChildKey:
+        return (extra_key, unit) if node is self.root else unit
+
+    def _descend(self, key: bytes, extra_key: ExtraKey, *, is_hit: bool) -> TreeNode:
+        """The node where the held part of `key` ends, after splitting an edge if need be."""
+        self._tick += 1
+        node = self.root
+        offset = 0
+        unit_bytes = self._unit_bytes
+        while offset < len(key):
+            unit = key[offset : offset + unit_bytes]
+            child = node.children.get(self._child_key(node, unit, extra_key))
+            if child is None:
+                break
+            if not key.startswith(child.key, offset):
+                child = self._split(child, self._common_tokens(child.key, key, offset))
+            child.last_access = self._tick
+            child.hit_count += is_hit
+            node = child
+            offset += len(child.key)
+        return node
+
+    def _common_tokens(self, edge: bytes, key: bytes, offset: int) -> int:
+        """Length in whole pages of what `edge` and `key[offset:]` begin with; one page at least."""
+        count = min(len(edge), len(key) - offset) // TOKEN_BYTES
+        ours = np.frombuffer(edge, dtype="<i4", count=count)
+        theirs = np.frombuffer(key, dtype="<i4", count=count, offset=offset)
+        differs = ours != theirs
+        first = int(differs.argmax())
+        common = first if differs[first] else count
+        return common // self.page_size * self.page_size
+
+    def _split(self, lower: TreeNode, tokens: int) -> TreeNode:
+        """Cut the edge after `tokens`; returns the new upper node, which is as locked as before."""
+        parent = lower.parent
+        assert parent is not None, "the root has no edge to split"
+        assert 0 < tokens < len(lower.value), f"cannot split {lower} after {tokens} tokens"
+        cut = tokens * TOKEN_BYTES
+        # Copies, not views: a view would keep the whole edge's memory while half of it is evicted.
+        upper = self._new_node(parent, lower.key[:cut], lower.value[:tokens].copy())
+        upper.extra_key = lower.extra_key
+        upper.child_key = lower.child_key
+        upper.lock_ref = lower.lock_ref
+        upper.hit_count = lower.hit_count
+        upper.priority = lower.priority
+        upper.created_at = lower.created_at
+        blocks = upper.end // self.block_tokens - parent.end // self.block_tokens
+        upper.block_hashes = lower.block_hashes[:blocks]
+        parent.children[upper.child_key] = upper
+        lower.block_hashes = lower.block_hashes[blocks:]
+        lower.key = lower.key[cut:]
+        lower.value = lower.value[tokens:].copy()
+        lower.parent = upper
+        lower.child_key = lower.key[: self._unit_bytes]
+        upper.children[lower.child_key] = lower
+        return upper
+
+    def _new_node(self, parent: TreeNode, key: bytes, value: SlotIndices) -> TreeNode:
+        self._nodes_made += 1
+        return TreeNode(self._nodes_made, parent, key, value, self._tick)
+
+    # --- locks ------------------------------------------------------------------------------
+
+    def lock(self, node: TreeNode) -> None:
+        """Protect the path from `node` to the root."""
+        while node.parent is not None:
+            if node.lock_ref == 0:
+                self._evictable -= len(node.value)
+                self._protected += len(node.value)
+            node.lock_ref += 1
+            node = node.parent
+
+    def unlock(self, node: TreeNode) -> None:
+        """Undo one `lock` of the same node."""
+        while node.parent is not None:
+            assert node.lock_ref > 0, f"check 7: {node} is unlocked more often than locked"
+            node.lock_ref -= 1
+            if node.lock_ref == 0:
+                self._evictable += len(node.value)
+                self._protected -= len(node.value)
+                if not node.children:
+                    self._order.add(node)
+            node = node.parent
+
+    # --- contents ---------------------------------------------------------------------------
+
+    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
+        """Offer slots; those of `[matched_len, last_node.end)` belong to the index from now on."""
+        assert len(token_ids) == len(value), (
+            f"check 2: {len(token_ids)} tokens with {len(value)} slots"
+        )
+        key = self._key_bytes(token_ids)
+        held = self._descend(key, extra_key, is_hit=False)
+        matched = held.end
+        tokens = len(key) // TOKEN_BYTES
+        if matched == tokens:
+            return InsertResult(matched, held)
+        leaf = self._new_node(held, key[matched * TOKEN_BYTES :], value[matched:tokens].copy())
+        leaf.extra_key = extra_key
+        leaf.child_key = self._child_key(held, leaf.key[: self._unit_bytes], extra_key)
+        held.children[leaf.child_key] = leaf
+        self._evictable += len(leaf.value)
+        self._order.add(leaf)
+        leaf.block_hashes = self._hash_blocks(leaf, key)
+        self._log.stored(leaf.block_hashes)
+        return InsertResult(matched, leaf)
+
+    def _hash_blocks(self, leaf: TreeNode, key: bytes) -> tuple[BlockHash, ...]:
+        """Hashes of the blocks that end within the new leaf; `key` is its whole path."""
+        first = leaf.start // self.block_tokens
+        if leaf.end // self.block_tokens == first:
+            return ()
+        previous = chain_root(leaf.extra_key)
+        node = leaf.parent
+        while node is not None:
+            if node.block_hashes:
+                previous = node.block_hashes[-1]
+                break
+            node = node.parent
+        tokens = np.frombuffer(key, dtype="<i4")[first * self.block_tokens : leaf.end]
+        return tuple(chain_hashes(previous, tokens, self.block_tokens))
+
+    def evict(self, num_tokens: int) -> SlotIndices:
+        """Remove unlocked leaves until `num_tokens` slots came free; returns all that did."""
+        freed: list[SlotIndices] = []
+        count = 0
+        while count < num_tokens:
+            node = self._order.pop()
+            if node is None:
+                break
+            self._remove(node)
+            freed.append(node.value)
+            count += len(node.value)
+        return np.concatenate(freed) if freed else _NO_SLOTS.copy()
+
+    def _remove(self, node: TreeNode) -> None:
+        parent = node.parent
+        assert parent is not None, f"check 5: {node} is not in the tree"
+        assert node.is_evictable, f"check 5: {node} is no unlocked leaf"
+        del parent.children[node.child_key]
+        node.parent = None
+        self._evictable -= len(node.value)
+        self._log.removed(node.block_hashes)
+        if parent.is_evictable:
+            self._order.add(parent)
+
+    def reset(self) -> SlotIndices:
+        """Drop everything; nothing may be locked. Returns the slots that came free."""
+        assert self._protected == 0, "a locked tree cannot be dropped"
+        values = [node.value for node in self.nodes()]
+        self.root = new_root()
+        self._order.clear()
+        self._evictable = 0
+        self._log.cleared()
+        return np.concatenate(values) if values else _NO_SLOTS.copy()
+
+    # --- what it holds ----------------------------------------------------------------------
+
+    def evictable_size(self) -> int:
+        """Tokens that eviction could free."""
+        return self._evictable
+
+    def protected_size(self) -> int:
+        """Tokens in locked nodes."""
+        return self._protected
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Every node but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed since the last call, in order."""
+        return self._log.take()
+
+    def snapshot_blocks(self) -> tuple[BlockHash, ...]:
+        """Hashes of all blocks held, parents first."""
+        return tuple(block for node in self.nodes() for block in node.block_hashes)

@@ -1,0 +1,61 @@
+"""The KV side of one request: a row and four lengths; everything else is derived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvferry.ids import AttemptId, ExtraKey
+    from mem_cache.tree_node import TreeNode
+
+
+@dataclass(slots=True, eq=False)
+class RequestKV:
+    """Who owns which interval of a request's row. Changed by `KVCache` alone.
+
+    `[0, cache_protected_len)` belongs to the tree, locked by this request;
+    `[cache_protected_len, committed_len)` is the request's own, computed;
+    `[committed_len, allocated_len)` is the request's own, K/V not there yet. `allocated_len` and
+    `cache_protected_len` are whole pages, so each page of the row has one owner.
+    """
+
+    request_id: AttemptId | str
+    extra_key: ExtraKey
+    last_node: TreeNode
+    """Where the locked path ends; the tree's root when nothing is locked."""
+    shareable: bool = True
+    """False: neither matches nor publishes (e.g. overridden position embeddings)."""
+    inbound: bool = False
+    """A handoff is filling it: not to be read, matched or published before `adopt`."""
+    req_pool_idx: int | None = None
+    """Its row; None before `open` and after `release`."""
+    req_generation: int = 0
+    prefix_len: int = 0
+    """Tokens found in the tree when the request was opened."""
+    cache_protected_len: int = 0
+    cache_inserted_len: int = 0
+    """Tokens of the row that this request itself published: they are no hit."""
+    committed_len: int = 0
+    allocated_len: int = 0
+    pins: int = 0
+    """Open handoffs that read this row. It cannot be released before they closed."""
+
+    @property
+    def private_len(self) -> int:
+        """Slots of the row that the tree does not own."""
+        return self.allocated_len - self.cache_protected_len
+
+    def check_intervals(self) -> None:
+        """Ledger check 4: the intervals are disjoint and none is negative."""
+        assert 0 <= self.cache_protected_len <= self.committed_len <= self.allocated_len, (
+            f"check 4: intervals are not in order: {self}"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestKV({self.request_id}, row {self.req_pool_idx}, "
+            f"cache_protected_len {self.cache_protected_len}, "
+            f"committed_len {self.committed_len}, allocated_len {self.allocated_len}"
+            f"{', inbound' if self.inbound else ''}, pins {self.pins})"
+        )

@@ -1,0 +1,173 @@
+"""A node of the prefix index, what a search in it answers, and the interface of an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+
+from kvferry.ids import ExtraKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvferry.ids import SlotIndices, TokenIds
+    from kvferry.kv_events import BlockHash, KvEvent
+
+TOKEN_BYTES = 4
+"""Keys are kept as the bytes of little-endian int32 tokens: `bytes.startswith` compares a whole
+edge in native code without making an array, which is most of what a search does."""
+
+ChildKey: TypeAlias = bytes | tuple[ExtraKey, bytes]
+"""First unit (token or page) of an edge; below the root together with the extra key."""
+
+
+class TreeNode:
+    """An edge of the tree: the tokens `[start, end)` of every path through it, and their slots.
+
+    The tree owns the slots in `value` (int64, one for each token of `key`). `lock_ref` counts the
+    requests whose path passes through; above 0 the node is protected.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "child_key",
+        "children",
+        "created_at",
+        "end",
+        "extra_key",
+        "hit_count",
+        "in_order",
+        "key",
+        "last_access",
+        "lock_ref",
+        "node_id",
+        "parent",
+        "priority",
+        "value",
+    )
+
+    def __init__(
+        self, node_id: int, parent: TreeNode | None, key: bytes, value: SlotIndices, tick: int
+    ) -> None:
+        self.node_id = node_id
+        self.parent = parent
+        self.key = key
+        self.value = value
+        self.end: int = (0 if parent is None else parent.end) + len(value)
+        self.children: dict[ChildKey, TreeNode] = {}
+        self.child_key: ChildKey = b""
+        self.extra_key = ExtraKey("")
+        self.lock_ref = 0
+        self.hit_count = 0
+        self.priority = 0
+        self.created_at = tick
+        self.last_access = tick
+        self.block_hashes: tuple[BlockHash, ...] = ()
+        """Hashes of the event blocks that end within `(start, end]`, first block first."""
+        self.in_order = False
+        """Whether the eviction order has an entry for the node."""
+
+    @property
+    def start(self) -> int:
+        """Tokens of the path before this edge."""
+        return self.end - len(self.value)
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether this is an unlocked leaf that is still in the tree."""
+        return self.lock_ref == 0 and not self.children and self.parent is not None
+
+    def __repr__(self) -> str:
+        return f"TreeNode({self.node_id}: [{self.start}, {self.end}), lock_ref {self.lock_ref})"
+
+
+def new_root() -> TreeNode:
+    """A node of no tokens: where every path begins. It has no parent and is never evicted."""
+    return TreeNode(0, None, b"", np.empty(0, dtype=np.int64), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchResult:
+    """The longest prefix of a key that the index holds.
+
+    Nodes are borrowed references: lock before the next allocation or eviction. In one tier the
+    three nodes are the same, but callers must rely on what each means: KV on the device, KV on
+    the host, and the deepest of both.
+    """
+
+    last_device_node: TreeNode
+    last_host_node: TreeNode
+    best_match_node: TreeNode
+    length: int
+    """Tokens whose KV is on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class InsertResult:
+    """What became of a key offered to the index."""
+
+    matched_len: int
+    """Leading tokens the index had already; it keeps its own slots for them."""
+    last_node: TreeNode
+    """Where the key ends in the index now; the root if the index took nothing."""
+
+
+class PrefixCache(Protocol):
+    """An index from token keys to slots that the index owns. Holds no K/V.
+
+    `match_prefix` + `lock` once per request at admission, `insert` + `lock` + `unlock` per
+    checkpoint, `unlock` at release, `evict` when slots run out. Keys longer than whole pages
+    are cut. All sizes are in tokens, which is to say slots.
+    """
+
+    root: TreeNode
+
+    def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
+        """Find the longest cached prefix. A write: may split an edge, refreshes access times."""
+        ...
+
+    def path_device_indices(self, node: TreeNode, start: int = 0) -> SlotIndices:
+        """Slots of the tokens `[start, node.end)` of the path to `node`."""
+        ...
+
+    def lock(self, node: TreeNode) -> None:
+        """Protect the path from `node` to the root."""
+        ...
+
+    def unlock(self, node: TreeNode) -> None:
+        """Undo one `lock` of the same node."""
+        ...
+
+    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
+        """Offer slots; those of `[matched_len, last_node.end)` belong to the index from now on."""
+        ...
+
+    def evict(self, num_tokens: int) -> SlotIndices:
+        """Remove unlocked leaves until `num_tokens` slots came free; returns all that did."""
+        ...
+
+    def evictable_size(self) -> int:
+        """Tokens that eviction could free."""
+        ...
+
+    def protected_size(self) -> int:
+        """Tokens in locked nodes."""
+        ...
+
+    def reset(self) -> SlotIndices:
+        """Drop everything; nothing may be locked. Returns the slots that came free."""
+        ...
+
+    def nodes(self) -> Iterator[TreeNode]:
+        """Every node but the root, parents first."""
+        ...
+
+    def take_events(self) -> list[KvEvent]:
+        """What changed since the last call, in order."""
+        ...
+
+    def snapshot_blocks(self) -> tuple[BlockHash, ...]:
+        """Hashes of all blocks held, parents first."""
+        ...
