@@ -160,6 +160,13 @@ def load_config(
     return config
 
 
+def config_from_mapping(values: Mapping[str, Any]) -> ClusterConfig:
+    """The inverse of `to_mapping`, for a process that gets its configuration from another one."""
+    config: ClusterConfig = _build(ClusterConfig, dict(values), "")
+    _validate(config)
+    return config
+
+
 def settings(tree: type = ClusterConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, default) of every setting, for flags and documentation."""
     yield from _leaves(tree(), prefix)

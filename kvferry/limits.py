@@ -78,3 +78,16 @@ RESTART_BACKOFF_RESET_S = 60.0
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's shared memory. No request data passes through it; this is about the least it accepts."""
+
+# --- the router -----------------------------------------------------------------------------
+
+INDEXED_BLOCKS_PER_WORKER_MAX = 2**20
+"""Blocks the router remembers of one worker, at about 100 bytes each: 16.8 M tokens at blocks
+of 16, more than the KV of a worker with 1 TB. What is beyond is stored but not found."""
+
+WORKER_STATUS_FAILURES_MAX = 3
+"""Unanswered status calls in a row after which a worker's streams are given up. One is enough
+to send it no new requests; on a busy machine a call may be late without anything being wrong."""
+
+KV_EVENTS_RETRY_S = 0.5
+"""Pause before a broken stream of KV events is opened again."""

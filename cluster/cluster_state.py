@@ -1,0 +1,238 @@
+"""Desired against observed state of a cluster's processes: decides, and does nothing itself.
+
+Input are reports (`started`, `ended`, `heard`) and time; output are effects in order. Every start
+of a member has a number, its *launch*; a report about another launch than the current one is
+late, counted and ignored. Per member:
+
+    waiting --due--> starting --started--> running
+       ^                |                     |
+       +------ended-----+--------ended--------+        (backoff, then the next launch)
+
+A member that is not heard of for `HEALTH_SILENCE_MAX_S` is killed and counts as ended. Workers
+that are running are the membership; its version grows with each change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+from cluster.members import MemberInfo, MemberSpec, RouterInfo, RouterSpec
+from kvferry.limits import (
+    HEALTH_SILENCE_MAX_S,
+    RESTART_BACKOFF_MAX_S,
+    RESTART_BACKOFF_RESET_S,
+    WORKER_START_TIMEOUT_S,
+)
+from kvferry.membership import Membership, WorkerInfo
+
+if TYPE_CHECKING:
+    from kvferry.clock import Clock
+
+
+class Phase(Enum):
+    """Where a member is in its life."""
+
+    WAITING = "waiting"
+    """Not running; started when its backoff is over."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Not wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start this member, and report on it under this launch number."""
+
+    spec: MemberSpec
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End this launch's process by force; it is not part of the cluster any more."""
+
+    name: str
+    launch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask this launch's process to end, and end it by force if it does not."""
+
+    name: str
+    launch: int
+
+
+Effect: TypeAlias = Launch | Kill | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """One member as an operator wants to see it."""
+
+    name: str
+    phase: Phase
+    launches: int
+    info: MemberInfo | None
+    last_end: str
+    """Why the last launch ended; "" before the first end."""
+    failed_for_good: bool
+    """True: it ended in a way that no further launch can cure."""
+
+
+@dataclass(slots=True)
+class _Member:
+    spec: MemberSpec
+    phase: Phase = Phase.WAITING
+    launch: int = 0
+    due: float = 0.0
+    """Waiting: time of the next launch. Starting or running: when silence becomes too long."""
+    started_at: float = 0.0
+    failures: int = 0
+    """Launches that ended since one of them last ran for long enough."""
+    info: MemberInfo | None = None
+    last_end: str = ""
+    failed_for_good: bool = False
+
+
+class ClusterState:
+    """What shall run and what does. Not thread safe; its owner calls it from one place."""
+
+    def __init__(self, specs: tuple[MemberSpec, ...], backoff_s: float, clock: Clock) -> None:
+        names = [spec.name for spec in specs]
+        assert len(set(names)) == len(names), f"two members share a name: {names}"
+        now = clock.now()
+        self._members = {spec.name: _Member(spec, due=now) for spec in specs}
+        self._backoff_s = backoff_s
+        self._clock = clock
+        self._membership = Membership(0, ())
+        self.late_reports = 0
+
+    @property
+    def membership(self) -> Membership:
+        """The running workers, in the order of their specifications."""
+        return self._membership
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every wanted member is running."""
+        return all(member.phase is Phase.RUNNING for member in self._members.values())
+
+    def routers(self) -> tuple[RouterInfo, ...]:
+        """The running routers."""
+        infos = (member.info for member in self._members.values())
+        return tuple(info for info in infos if isinstance(info, RouterInfo))
+
+    def reports(self) -> tuple[MemberReport, ...]:
+        """All members in the order of their specifications."""
+        return tuple(
+            MemberReport(
+                member.spec.name,
+                member.phase,
+                member.launch,
+                member.info,
+                member.last_end,
+                member.failed_for_good,
+            )
+            for member in self._members.values()
+        )
+
+    def due(self) -> list[Effect]:
+        """Effects whose time has come. Each is returned once."""
+        now = self._clock.now()
+        effects: list[Effect] = []
+        for member in self._members.values():
+            if member.phase is Phase.STOPPED or member.due > now or member.failed_for_good:
+                continue
+            if member.phase is Phase.WAITING:
+                member.launch += 1
+                member.phase = Phase.STARTING
+                member.due = now + WORKER_START_TIMEOUT_S
+                effects.append(Launch(member.spec, member.launch))
+            else:
+                reason = f"{member.phase.value} and silent for too long"
+                effects.append(Kill(member.spec.name, member.launch, reason))
+                self._end(member, reason)
+        self._publish()
+        return effects
+
+    def next_due(self) -> float | None:
+        """When `due` has something to say next; None when only a report can change that."""
+        times = [
+            member.due
+            for member in self._members.values()
+            if member.phase is not Phase.STOPPED and not member.failed_for_good
+        ]
+        return min(times, default=None)
+
+    def started(self, name: str, launch: int, info: MemberInfo) -> None:
+        """A launch is ready to serve."""
+        member = self._current(name, launch)
+        if member is None or member.phase is not Phase.STARTING:
+            return
+        now = self._clock.now()
+        member.phase = Phase.RUNNING
+        member.started_at = now
+        member.due = now + HEALTH_SILENCE_MAX_S
+        member.info = info
+        if isinstance(info, RouterInfo) and isinstance(member.spec, RouterSpec):
+            # Clients know the router by its port: every later launch asks for the same one.
+            member.spec = dataclasses.replace(member.spec, port=info.port)
+        self._publish()
+
+    def heard(self, name: str, launch: int) -> None:
+        """A running launch has shown that it makes progress."""
+        member = self._current(name, launch)
+        if member is not None and member.phase is Phase.RUNNING:
+            member.due = self._clock.now() + HEALTH_SILENCE_MAX_S
+
+    def ended(self, name: str, launch: int, reason: str, *, for_good: bool = False) -> None:
+        """A launch's process is gone. `for_good`: starting it again would fail the same way."""
+        member = self._current(name, launch)
+        if member is None or member.phase not in (Phase.STARTING, Phase.RUNNING):
+            return
+        self._end(member, reason)
+        member.failed_for_good = for_good
+        self._publish()
+
+    def shut_down(self) -> list[Effect]:
+        """Nothing is wanted any more: routers stop first, so that no new request comes in."""
+        effects: list[Effect] = []
+        for member in self._members.values():
+            if member.phase in (Phase.STARTING, Phase.RUNNING):
+                effects.append(Stop(member.spec.name, member.launch))
+            member.phase = Phase.STOPPED
+            member.info = None
+        self._publish()
+        return effects
+
+    def _current(self, name: str, launch: int) -> _Member | None:
+        member = self._members[name]
+        assert launch <= member.launch, f"{name}: launch {launch} was never asked for"
+        if launch == member.launch:
+            return member
+        self.late_reports += 1
+        return None
+
+    def _end(self, member: _Member, reason: str) -> None:
+        now = self._clock.now()
+        if member.phase is Phase.RUNNING and now - member.started_at >= RESTART_BACKOFF_RESET_S:
+            member.failures = 0
+        wait_s = min(self._backoff_s * 2**member.failures, RESTART_BACKOFF_MAX_S)
+        # Above 32 the wait is at its bound; without a cap a float would overflow one day.
+        member.failures = min(member.failures + 1, 32)
+        member.phase = Phase.WAITING
+        member.info = None
+        member.due = now + wait_s
+        member.last_end = reason
+
+    def _publish(self) -> None:
+        infos = (member.info for member in self._members.values())
+        workers = tuple(info for info in infos if isinstance(info, WorkerInfo))
+        if workers != self._membership.workers:
+            self._membership = Membership(self._membership.version + 1, workers)

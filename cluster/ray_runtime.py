@@ -1,0 +1,213 @@
+"""Every call of Ray that kvferry makes.
+
+Two halves: for the process that owns a cluster, `start_ray` / `stop_ray` / `start_supervisor`;
+for the supervisor, `RayLauncher`, which turns Ray's errors into `MemberEnded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from cluster.launcher import Launcher, MemberEnded, MemberHandle, StartOutcome
+from cluster.members import MemberSpec, RouterSpec, WorkerSpec
+from cluster.router_actor import RouterActor
+from cluster.supervisor_actor import SupervisorActor
+from cluster.worker_actor import WorkerActor
+from kvferry.errors import WorkerUnavailable
+from kvferry.limits import OBJECT_STORE_BYTES, STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from cluster.supervisor import ClusterView
+    from kvferry.membership import Membership
+
+_NAMESPACE = "kvferry"
+_SUPERVISOR_NAME = "supervisor"
+_CALLS_AT_ONCE = 1000
+"""Of an actor: watchers pend for as long as the process lives, and must not block others."""
+
+_WORKER_THREADS = 4
+"""Of a worker's actor: one each for a pending watcher, a health call and `stop`, and a spare."""
+
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray turns authentication on by itself where it finds a token file. Every process of a
+    # cluster must agree, so it is set for all of them, here, before the first one starts.
+    "RAY_AUTH_MODE": "disabled",
+    # Our supervisor tells of deaths; Ray would print each to the terminal as well.
+    "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "FATAL",
+}
+
+_T = TypeVar("_T")
+
+
+def start_ray(directory: Path, address: str, cpus: float) -> None:
+    """Start Ray's own processes, private to this one: they end when this process ends.
+
+    `directory` gets sockets and logs; its path must be short, sockets allow 107 characters.
+    `cpus` is what members may reserve together; it is accounting, not a limit.
+    """
+    os.environ.update(_RAY_ENVIRONMENT)  # Ray reads these switches from nowhere else.
+    ray.init(
+        address="local",
+        namespace=_NAMESPACE,
+        num_cpus=math.ceil(cpus),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        configure_logging=True,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        _node_ip_address=address,
+        _temp_dir=str(directory),
+    )
+
+
+def stop_ray() -> None:
+    """End Ray's processes and every actor with them."""
+    ray.shutdown()
+
+
+class SupervisorHandle:
+    """The supervisor, seen from the process that owns the cluster. Calls block."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def view(self) -> ClusterView:
+        """The cluster as it is now."""
+        view: ClusterView = _get(self._actor.view.remote(), STOP_TIMEOUT_S)
+        return view
+
+    def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
+        """See `Supervisor.wait_for_change`."""
+        reference = self._actor.wait_for_change.remote(seen, timeout_s)
+        view: ClusterView = _get(reference, timeout_s + STOP_TIMEOUT_S)
+        return view
+
+    def stop(self) -> None:
+        """End every member, then the supervisor."""
+        _get(self._actor.stop.remote(), 2 * STOP_TIMEOUT_S)
+        ray.kill(self._actor)
+
+
+def start_supervisor(config: Mapping[str, Any]) -> SupervisorHandle:
+    """Start the one supervisor of the running cluster; it begins to start the members."""
+    actor = (
+        ray.remote(SupervisorActor)
+        .options(
+            name=_SUPERVISOR_NAME,
+            lifetime="detached",
+            num_cpus=0,
+            max_concurrency=_CALLS_AT_ONCE,
+        )
+        .remote(dict(config), RayLauncher)
+    )
+    _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
+    return SupervisorHandle(actor)
+
+
+def _get(reference: Any, timeout_s: float) -> Any:
+    """Wait for a call. Raises `WorkerUnavailable` when its actor is gone or silent."""
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except RayTaskError:
+        raise  # A bug of ours in the actor: its traceback is what we need.
+    except RayError as error:
+        raise WorkerUnavailable(f"the supervisor does not answer: {_short(error)}") from error
+
+
+class RayLauncher(Launcher):
+    """Starts members as detached actors, which outlive a supervisor that dies."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = dict(config)
+
+    def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
+        """Ask Ray for the actor; whether it comes to life is told by its `start`."""
+        match spec:
+            case WorkerSpec():
+                return _RayMember(self._launch_worker(spec, launch))
+            case RouterSpec():
+                return _RayMember(self._launch_router(spec, launch))
+
+    def _launch_worker(self, spec: WorkerSpec, launch: int) -> Any:
+        threads = str(spec.threads)
+        options = {
+            "num_cpus": spec.cpus,
+            "num_gpus": spec.gpus,
+            "max_concurrency": _WORKER_THREADS,
+            # Read by OpenMP and MKL when torch is loaded; later it is too late.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+        }
+        return _actor(WorkerActor, spec.name, launch, options).remote(
+            self._config, spec.worker_id, spec.role.value
+        )
+
+    def _launch_router(self, spec: RouterSpec, launch: int) -> Any:
+        options = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE}
+        return _actor(RouterActor, spec.name, launch, options).remote(
+            self._config, spec.name, spec.host, spec.port
+        )
+
+
+def _actor(kind: type, name: str, launch: int, options: dict[str, Any]) -> Any:
+    """An actor class that Ray never restarts by itself: a restart is a new incarnation."""
+    return ray.remote(kind).options(
+        name=f"{name}/{launch}", lifetime="detached", max_restarts=0, **options
+    )
+
+
+class _RayMember(MemberHandle):
+    """A member that is a Ray actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def start(self) -> StartOutcome:
+        return await _ask(self._actor.start.remote)
+
+    async def wait_until_ended(self) -> None:
+        await _ask(self._actor.wait_until_ended.remote)
+
+    async def is_alive(self) -> bool:
+        return await _ask(self._actor.is_alive.remote)
+
+    async def set_membership(self, membership: Membership) -> None:
+        await _ask(self._actor.set_membership.remote, membership)
+
+    async def stop(self) -> None:
+        await _ask(self._actor.stop.remote)
+
+    def kill(self) -> None:
+        ray.kill(self._actor)
+
+
+async def _ask(method: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
+    try:
+        return await method(*arguments)
+    except RayTaskError as error:
+        if isinstance(error, asyncio.CancelledError):
+            raise MemberEnded("its call was cancelled") from error
+        raise MemberEnded(f"failed: {error.cause!r}") from error
+    except RayActorError as error:
+        raise MemberEnded(_short(error)) from error
+    except RayError as error:
+        raise MemberEnded(f"Ray gave up on it: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """Ray's messages run over a dozen lines; the one that says how an actor died is enough."""
+    text = str(error)
+    for line in text.splitlines():
+        if line.startswith("The actor is dead because"):
+            return line.partition("Some common causes")[0].strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,85 @@
+"""The process of one router: its gRPC front door and the calls its supervisor makes.
+
+A plain class of coroutines; `ray_runtime` makes it an actor, whose asyncio loop serves gRPC too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.launcher import StartOutcome, StartRefused
+from cluster.members import RouterInfo
+from kvferry.clock import MonotonicClock
+from kvferry.config import config_from_mapping
+from kvferry.errors import InvalidInput, KvferryError
+from kvferry.limits import STOP_TIMEOUT_S
+from kvferry.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import grpc
+
+    from kvferry.membership import Membership
+    from router.router import Router
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S = 0.5 * STOP_TIMEOUT_S
+"""For streams that are nearly done; what is left of the stop's time is for closing."""
+
+
+class RouterActor:
+    """Hosts one router."""
+
+    def __init__(self, config: Mapping[str, Any], name: str, host: str, port: int) -> None:
+        configure_logging(name)
+        self._config = config_from_mapping(config)
+        self._name = name
+        self._host = host
+        self._port = port
+        self._stopped = asyncio.Event()
+        self._router: Router | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> StartOutcome:
+        """Load the tokenizer and open the front door."""
+        # Imported here, because the supervisor imports this module and needs none of it.
+        from router.api.grpc_server import serve
+        from router.router import Router
+
+        try:
+            directory = Path(self._config.model.path)
+            self._router = Router(self._config, directory, MonotonicClock(), random.Random())
+            await self._router.start()
+            self._server, port = await serve(self._router, self._host, self._port)
+        except (KvferryError, OSError) as error:
+            _log.error("cannot start", extra={"reason": str(error)})
+            return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
+        return RouterInfo(self._name, self._host, port, os.getpid())
+
+    async def wait_until_ended(self) -> None:
+        """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
+        await self._stopped.wait()
+
+    async def is_alive(self) -> bool:
+        """True: that the loop answers is the progress asked for."""
+        return self._router is not None
+
+    async def set_membership(self, membership: Membership) -> None:
+        """Replace what the router knows of the workers."""
+        assert self._router is not None, "the supervisor tells membership after start"
+        await self._router.set_membership(membership)
+
+    async def stop(self) -> None:
+        """Refuse new requests, end the running ones, close."""
+        if self._server is not None:
+            await self._server.stop(_GRACE_S)
+        if self._router is not None:
+            await self._router.stop()
+        self._stopped.set()

@@ -1,0 +1,213 @@
+"""Keeps the members of a cluster running: carries out what `ClusterState` decides.
+
+One asyncio task runs the loop; each launch has a task of its own that starts the process, watches
+it, and reports its end. All of them run on one loop, so the state needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.cluster_state import ClusterState, Effect, Kill, Launch, MemberReport, Stop
+from cluster.launcher import MemberEnded, StartRefused
+from cluster.members import RouterInfo
+from kvferry.limits import HEALTH_INTERVAL_S, STOP_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from cluster.launcher import Launcher, MemberHandle
+    from cluster.members import MemberInfo, MemberSpec
+    from kvferry.clock import Clock
+    from kvferry.membership import Membership
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What the supervisor tells those who ask."""
+
+    membership: Membership
+    routers: tuple[RouterInfo, ...]
+    reports: tuple[MemberReport, ...]
+    changes: int
+    """Grows with every change of any of the above."""
+    is_complete: bool
+
+
+class Supervisor:
+    """Runs the members of one cluster. Create and use it on one asyncio loop."""
+
+    def __init__(self, state: ClusterState, launcher: Launcher, clock: Clock) -> None:
+        self._state = state
+        self._launcher = launcher
+        self._clock = clock
+        self._handles: dict[tuple[str, int], MemberHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changes = 0
+        self._changed = asyncio.Condition()
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Carry out effects until `stop` is called."""
+        while not self._stopping:
+            effects = self._state.due()
+            for effect in effects:
+                self._apply(effect)
+            if effects:
+                await self._announce()
+            await self._wait_for_work()
+
+    async def stop(self) -> None:
+        """End every member, each within `STOP_TIMEOUT_S`; nothing is started any more."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._wake.set()
+        stops = [effect for effect in self._state.shut_down() if isinstance(effect, Stop)]
+        await self._announce()
+        await asyncio.gather(*(self._stop_member(effect) for effect in stops))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def view(self) -> ClusterView:
+        """The cluster as it is now."""
+        return ClusterView(
+            self._state.membership,
+            self._state.routers(),
+            self._state.reports(),
+            self._changes,
+            self._state.is_complete,
+        )
+
+    async def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
+        """The view as soon as its `changes` is beyond `seen`, or after `timeout_s`."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait_for(lambda: self._changes > seen)
+            except TimeoutError:
+                pass  # The caller sees by `changes` that nothing has happened.
+        return self.view()
+
+    async def _wait_for_work(self) -> None:
+        due = self._state.next_due()
+        wait_s = None if due is None else max(0.0, due - self._clock.now())
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _announce(self) -> None:
+        self._wake.set()
+        async with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def _apply(self, effect: Effect) -> None:
+        match effect:
+            case Launch(spec, launch):
+                handle = self._launcher.launch(spec, launch)
+                self._handles[spec.name, launch] = handle
+                self._spawn(self._watch(spec, launch, handle))
+            case Kill(name, launch, reason):
+                _log.warning("killing a member", extra={"member": name, "reason": reason})
+                self._kill(name, launch)
+            case Stop():
+                self._spawn(self._stop_member(effect))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _kill(self, name: str, launch: int) -> None:
+        handle = self._handles.pop((name, launch), None)
+        if handle is not None:
+            handle.kill()
+
+    async def _stop_member(self, effect: Stop) -> None:
+        handle = self._handles.get((effect.name, effect.launch))
+        if handle is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await handle.stop()
+        except (TimeoutError, MemberEnded) as error:
+            _log.warning("no clean stop", extra={"member": effect.name, "reason": str(error)})
+        self._kill(effect.name, effect.launch)
+
+    async def _watch(self, spec: MemberSpec, launch: int, handle: MemberHandle) -> None:
+        """The life of one launch, from start to end."""
+        reason, for_good = "", False
+        try:
+            outcome = await handle.start()
+            if isinstance(outcome, StartRefused):
+                reason, for_good = outcome.reason, outcome.for_good
+            else:
+                await self._serve(spec.name, launch, handle, outcome)
+        except MemberEnded as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - outermost frame of the task: ends this launch
+            _log.exception("watching a member failed", extra={"member": spec.name})
+            reason = f"{type(error).__name__}: {error}"
+        _log.warning("member ended", extra={"member": spec.name, "reason": reason})
+        self._kill(spec.name, launch)
+        self._state.ended(spec.name, launch, reason, for_good=for_good)
+        await self._announce()
+
+    async def _serve(self, name: str, launch: int, handle: MemberHandle, info: MemberInfo) -> None:
+        """Watch a launch that is ready. Returns never; raises `MemberEnded`."""
+        _log.info("member ready", extra={"member": name, "info": str(info)})
+        self._state.started(name, launch, info)
+        await self._announce()
+        watchers = [
+            asyncio.create_task(_pend(handle)),
+            asyncio.create_task(self._ask_health(name, launch, handle)),
+        ]
+        if isinstance(info, RouterInfo):
+            watchers.append(asyncio.create_task(self._feed_router(handle)))
+        try:
+            done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in watchers:
+                task.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+
+    async def _ask_health(self, name: str, launch: int, handle: MemberHandle) -> None:
+        """Silence is judged by the state, so an unanswered question needs no action here."""
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+            try:
+                async with asyncio.timeout(WORKER_STATUS_TIMEOUT_S):
+                    alive = await handle.is_alive()
+            except TimeoutError:
+                continue
+            if alive:
+                self._state.heard(name, launch)
+
+    async def _feed_router(self, handle: MemberHandle) -> None:
+        """Push every version of the membership to a router, the current one first."""
+        while True:
+            membership = self._state.membership
+            await handle.set_membership(membership)
+            await self._wait_for_newer(membership.version)
+
+    async def _wait_for_newer(self, version: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._state.membership.version > version)
+
+
+async def _pend(handle: MemberHandle) -> None:
+    await handle.wait_until_ended()
+    raise MemberEnded("ended by itself")

@@ -1,0 +1,58 @@
+"""The supervisor as a named, detached actor: it outlives whoever started it.
+
+A plain class of coroutines; `ray_runtime` makes it an actor and gives it the launcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from cluster.cluster_state import ClusterState
+from cluster.members import members_of
+from cluster.supervisor import ClusterView, Supervisor
+from kvferry.clock import MonotonicClock
+from kvferry.config import config_from_mapping
+from kvferry.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cluster.launcher import Launcher
+
+
+class SupervisorActor:
+    """Hosts the supervisor of one cluster."""
+
+    def __init__(
+        self, config: Mapping[str, Any], make_launcher: Callable[[Mapping[str, Any]], Launcher]
+    ) -> None:
+        configure_logging("supervisor")
+        self._config = config
+        self._make_launcher = make_launcher
+        self._supervisor: Supervisor | None = None
+        self._run: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to start the members; `wait_for_change` tells when they are there."""
+        tree = config_from_mapping(self._config)
+        clock = MonotonicClock()
+        state = ClusterState(members_of(tree), tree.restart_backoff_s, clock)
+        self._supervisor = Supervisor(state, self._make_launcher(self._config), clock)
+        self._run = asyncio.create_task(self._supervisor.run())
+
+    async def view(self) -> ClusterView:
+        """The cluster as it is now."""
+        return self._started().view()
+
+    async def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
+        """See `Supervisor.wait_for_change`."""
+        return await self._started().wait_for_change(seen, timeout_s)
+
+    async def stop(self) -> None:
+        """End every member."""
+        await self._started().stop()
+
+    def _started(self) -> Supervisor:
+        assert self._supervisor is not None, "`start` is the first call"
+        return self._supervisor

@@ -1,0 +1,57 @@
+"""The process of one worker: a `WorkerProcess` and the calls its supervisor makes.
+
+A plain class; `ray_runtime` makes it an actor with a few threads, so that a pending
+`wait_until_ended` does not keep health calls waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from cluster.launcher import StartOutcome, StartRefused
+from kvferry.config import config_from_mapping
+from kvferry.errors import InvalidInput, KvferryError
+from kvferry.membership import Role
+from kvferry.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvferry.ids import WorkerId
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerActor:
+    """Hosts one worker. Each method returns plain data; none raises what is ours."""
+
+    def __init__(self, config: Mapping[str, Any], worker_id: WorkerId, role: str) -> None:
+        configure_logging(worker_id)
+        # Imported here, because the supervisor imports this module and must not load torch.
+        from cluster.worker_process import WorkerProcess
+
+        self._worker = WorkerProcess(config_from_mapping(config), worker_id, Role(role))
+        self._stopped = threading.Event()
+
+    def start(self) -> StartOutcome:
+        """Load the model and serve."""
+        try:
+            return self._worker.start()
+        except KvferryError as error:
+            _log.error("cannot start", extra={"reason": str(error)})
+            return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
+
+    def wait_until_ended(self) -> None:
+        """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
+        self._stopped.wait()
+
+    def is_alive(self) -> bool:
+        """Whether the engine makes progress."""
+        return self._worker.is_alive()
+
+    def stop(self) -> None:
+        """End what runs and release `wait_until_ended`."""
+        self._worker.stop()
+        self._stopped.set()
