@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
-    from kvferry.accounts import KvAccounts
+    from engine.step_loop import EngineSnapshot
     from kvferry.config import ClusterConfig, WorkerGroupConfig
 
 _log = logging.getLogger(__name__)
@@ -82,11 +82,11 @@ class WorkerProcess:
         """Whether the engine thread serves."""
         return self._step_loop is not None and self._step_loop.is_alive()
 
-    def accounts(self) -> KvAccounts:
-        """The KV accounts after the engine's last turn."""
+    def snapshot(self) -> EngineSnapshot:
+        """Load, KV accounts and counters after the engine's last turn."""
         if self._step_loop is None:
             raise WorkerUnavailable("worker is starting")
-        return self._step_loop.snapshot.accounts
+        return self._step_loop.snapshot
 
     def _build(self) -> tuple[StepLoop, HandoffDriver, list[Any]]:
         config = self._config

@@ -29,8 +29,6 @@ def prompts(model_directory: Path) -> list[Prompt]:
 
 
 @pytest.fixture(scope="session")
-def reference_answers(
-    model_directory: Path, prompts: list[Prompt]
-) -> dict[str, ReferenceAnswer]:
+def reference_answers(model_directory: Path, prompts: list[Prompt]) -> dict[str, ReferenceAnswer]:
     reference = Reference(model_directory)
     return {prompt.name: reference.greedy(prompt.ids, ANSWER_TOKENS) for prompt in prompts}

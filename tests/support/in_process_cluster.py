@@ -109,7 +109,7 @@ class InProcessCluster:
 
     def _engine_accounts(self) -> list[KvAccounts]:
         # Read at the source: the router's figures are as old as its last poll.
-        return [worker.accounts() for worker in self.workers]
+        return [worker.snapshot().accounts for worker in self.workers]
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)

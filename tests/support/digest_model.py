@@ -1,0 +1,95 @@
+"""A model whose next token is a digest of the whole sequence *as read from the KV pool*.
+
+It writes each token's id and position into the token's slot and reads the sequence back through
+the page table of the step. A slot that was freed too early, written twice, moved wrongly or read
+through a stale row changes the digest and with it every later token. No weights, microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kvferry.config import DType
+from mem_cache.layout import KvLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.forward_batch import ForwardBatch
+    from mem_cache.kv_pool import MHATokenToKVPool
+
+VOCAB = 211
+EOS = 7
+
+
+def digest_layout(page_size: int) -> KvLayout:
+    """Room for (token, position) per slot."""
+    return KvLayout(
+        num_layers=1, num_kv_heads=1, head_dim=2, dtype=DType.FLOAT32, page_size=page_size
+    )
+
+
+def next_token(tokens: Sequence[int]) -> int:
+    """What the model answers after `tokens`."""
+    ids = np.asarray(tokens, dtype=np.int64)
+    weights = np.arange(1, len(ids) + 1, dtype=np.int64) * 31 + 17
+    return int((ids * weights).sum() % VOCAB)
+
+
+def answer(prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = True) -> list[int]:
+    """The greedy answer of an undisturbed run."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] == EOS and not ignore_eos:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestSpec:
+    """The part of a model's description that the engine reads."""
+
+    vocab_size: int = VOCAB
+    eos_token_ids: tuple[int, ...] = (EOS,)
+
+
+class DigestRunner:
+    """Stands in for `ModelRunner`."""
+
+    def __init__(self, pool: MHATokenToKVPool, page_size: int) -> None:
+        self.spec = DigestSpec()
+        self.steps: list[list[int]] = []
+        self._keys = pool.buffer[0, 0, :, 0, :]
+        self._values = pool.buffer[0, 1, :, 0, :]
+        self._page_size = page_size
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Logits [R, VOCAB] with a clear winner."""
+        written = torch.stack([batch.token_ids.float(), batch.positions.float()], dim=1)
+        self._keys[batch.out_slots] = written
+        self._values[batch.out_slots] = written
+        meta = batch.attention
+        self.steps.append(meta.query_lengths.tolist())
+        ends = {int(end) - 1: number for number, end in enumerate(meta.qo_indptr[1:])}
+        logits = torch.zeros(len(batch.logits_at), VOCAB)
+        for row, position in enumerate(batch.logits_at.tolist()):
+            tokens = self._read(meta, ends[position])
+            logits[row, next_token(tokens)] = 10.0
+        return logits
+
+    def _read(self, meta: object, sequence: int) -> list[int]:
+        pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]
+        length = int(meta.kv_lengths[sequence])
+        within = np.arange(self._page_size)
+        slots = (pages[:, None].astype(np.int64) * self._page_size + within).reshape(-1)[:length]
+        assert (slots > 0).all(), "the dummy slot is read"
+        keys = self._keys[torch.from_numpy(slots)]
+        values = self._values[torch.from_numpy(slots)]
+        assert torch.equal(keys, values), "K and V of a slot are of different tokens"
+        assert keys[:, 1].tolist() == list(range(length)), "a slot holds another position's KV"
+        return [int(token) for token in keys[:, 0].tolist()]

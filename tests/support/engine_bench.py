@@ -1,0 +1,95 @@
+"""An engine over the digest model and a small KV, driven step by step by a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.engine import Engine
+from engine.request import Request
+from kvferry.clock import ManualClock
+from kvferry.config import CacheConfig, SchedulerConfig
+from kvferry.generation import FinishReason, OutputToken
+from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
+from kvferry.sampling import SamplingParams
+from mem_cache.factory import assemble_kv_cache
+from tests.support.digest_model import EOS, DigestRunner, digest_layout
+
+
+@dataclass(eq=False)
+class Recorder:
+    """A `RequestListener` that remembers what it was told."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    computed_lens: dict[str, list[int]] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
+    ends: dict[str, FinishReason] = field(default_factory=dict)
+
+    def admitted(self, request: Request) -> None:
+        self.hits[request.id.request_id] = request.kv.prefix_len
+
+    def computed(self, request: Request) -> None:
+        self.computed_lens.setdefault(request.id.request_id, []).append(request.kv.committed_len)
+
+    def token(self, request: Request, token: OutputToken) -> None:
+        assert request.id.request_id not in self.ends, "a token after the end"
+        self.tokens.setdefault(request.id.request_id, []).append(token.token_id)
+
+    def finished(self, request: Request, reason: FinishReason) -> None:
+        assert request.id.request_id not in self.ends, "a second end"
+        self.ends[request.id.request_id] = reason
+
+
+class EngineBench:
+    """Engine, KV and recorder, with short names for what tests do."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        num_slots: int = 256,
+        rows: int = 8,
+        radix: bool = True,
+        scheduler: SchedulerConfig | None = None,
+    ) -> None:
+        layout = digest_layout(page_size)
+        cache = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=True)
+        self.kv_cache = assemble_kv_cache(layout, cache, num_slots, context_length=num_slots)
+        self.runner = DigestRunner(self.kv_cache.pool, page_size)
+        self.engine = Engine(
+            self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock()
+        )
+        self.recorder = Recorder()
+
+    def request(self, name: str, prompt: list[int], **options: object) -> Request:
+        """A greedy request that ignores the end-of-text token unless told otherwise."""
+        prefill_only = bool(options.pop("prefill_only", False))
+        sampling = SamplingParams(
+            **{"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | options
+        )
+        return Request(
+            id=AttemptId(RequestId(name), Attempt(1)),
+            prompt=np.asarray(prompt, dtype=np.int32),
+            sampling=sampling,
+            extra_key=ExtraKey(""),
+            eos_token_ids=(EOS,),
+            listener=self.recorder,
+            prefill_only=prefill_only,
+        )
+
+    def submit(self, name: str, prompt: list[int], **options: object) -> Request:
+        request = self.request(name, prompt, **options)
+        self.engine.submit(request)
+        return request
+
+    def run(self, steps_max: int = 500) -> None:
+        """Step until there is nothing to compute."""
+        for _ in range(steps_max):
+            if not self.engine.step():
+                return
+        raise AssertionError(f"still busy after {steps_max} steps")
+
+    def assert_idle(self) -> None:
+        self.kv_cache.audit()
+        assert self.kv_cache.accounts().is_idle, self.kv_cache.oom_report()

@@ -1,0 +1,209 @@
+"""The engine step over a model that notices any wrong slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.request import Stage
+from kvferry.config import SchedulerConfig
+from kvferry.errors import InvalidInput, Overloaded
+from kvferry.generation import FinishReason, OutputToken
+from kvferry.sampling import SamplingParams
+from tests.support.digest_model import EOS, VOCAB, answer
+from tests.support.engine_bench import EngineBench
+
+PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(10, VOCAB, length).tolist()
+
+
+@PAGE_SIZES
+@pytest.mark.parametrize("radix", [True, False])
+def test_answers_equal_an_undisturbed_run(page_size: int, radix: bool) -> None:
+    bench = EngineBench(
+        page_size=page_size,
+        num_slots=1024,
+        radix=radix,
+        scheduler=SchedulerConfig(chunk_tokens=11),
+    )
+    shared = _prompt(0, 20)
+    prompts = {f"r{n}": shared + _prompt(n, n * 7 % 30 + 1) for n in range(12)}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt)
+    bench.run()
+    assert bench.recorder.tokens == {name: answer(p, 8) for name, p in prompts.items()}
+    assert set(bench.recorder.ends.values()) == {FinishReason.LENGTH}
+    bench.assert_idle()
+
+
+@PAGE_SIZES
+def test_second_turn_hits_the_first(page_size: int) -> None:
+    bench = EngineBench(page_size=page_size, num_slots=512)
+    first = _prompt(1, 70)
+    bench.submit("first", first)
+    bench.run()
+    turn = first + bench.recorder.tokens["first"] + _prompt(2, 9)
+    bench.submit("second", turn)
+    bench.run()
+    # The last token of an answer is never fed back, so its KV was not there to be kept.
+    known = len(first) + 8 - 1
+    assert bench.recorder.hits["second"] == known // page_size * page_size
+    assert bench.recorder.tokens["second"] == answer(turn, 8)
+    bench.assert_idle()
+
+
+def test_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
+    bench = EngineBench(scheduler=SchedulerConfig(chunk_tokens=16))
+    bench.submit("long", _prompt(3, 50))
+    bench.run()
+    assert bench.recorder.computed_lens["long"] == [16, 32, 48, 50]
+    assert bench.runner.steps[:4] == [[16], [16], [16], [2]]
+
+
+def test_decoding_goes_on_beside_a_long_prompt() -> None:
+    bench = EngineBench(scheduler=SchedulerConfig(chunk_tokens=9))
+    bench.submit("short", _prompt(4, 3))
+    bench.engine.step()
+    bench.submit("long", _prompt(5, 40))
+    bench.run()
+    # Every step while the long prompt is computed also decodes one token of the short one.
+    assert [sorted(step) for step in bench.runner.steps[1:5]] == [[1, 8]] * 4
+    assert bench.recorder.tokens["long"] == answer(_prompt(5, 40), 8)
+
+
+def test_stops_at_end_of_text_and_at_stop_ids() -> None:
+    prompt = next(p for p in (_prompt(seed, 6) for seed in range(500)) if EOS in answer(p, 8)[:-1])
+    expected = answer(prompt, 8, ignore_eos=False)
+    bench = EngineBench()
+    bench.submit("eos", prompt, ignore_eos=False)
+    bench.submit("stop-id", prompt, stop_token_ids=(EOS,))
+    bench.submit("ignored", prompt)
+    bench.submit("minimum", prompt, ignore_eos=False, min_tokens=8)
+    bench.run()
+    assert bench.recorder.tokens["eos"] == bench.recorder.tokens["stop-id"] == expected
+    assert bench.recorder.tokens["ignored"] == answer(prompt, 8)
+    assert EOS not in bench.recorder.tokens["minimum"]
+    assert len(bench.recorder.tokens["minimum"]) == 8
+    assert bench.recorder.ends == {
+        "eos": FinishReason.STOP,
+        "stop-id": FinishReason.STOP,
+        "ignored": FinishReason.LENGTH,
+        "minimum": FinishReason.LENGTH,
+    }
+
+
+@PAGE_SIZES
+def test_never_runs_out_of_slots_while_decoding(page_size: int) -> None:
+    bench = EngineBench(page_size=page_size, num_slots=192, rows=32)
+    prompts = {f"r{n}": _prompt(n, 10 + n) for n in range(20)}
+    for name, prompt in prompts.items():
+        bench.submit(name, prompt, max_tokens=30)
+    bench.run(5000)
+    assert bench.recorder.tokens == {name: answer(p, 30) for name, p in prompts.items()}
+    bench.assert_idle()
+
+
+def test_waits_for_a_row() -> None:
+    bench = EngineBench(rows=1)
+    bench.submit("a", _prompt(1, 5))
+    bench.submit("b", _prompt(2, 5))
+    bench.engine.step()
+    assert bench.engine.scheduler.waiting == 1
+    bench.run()
+    assert bench.recorder.tokens["b"] == answer(_prompt(2, 5), 8)
+
+
+def test_request_that_can_never_fit_is_refused() -> None:
+    bench = EngineBench(num_slots=64)
+    with pytest.raises(InvalidInput, match="max_tokens"):
+        bench.submit("huge", _prompt(1, 60), max_tokens=30)
+    bench.submit("fits", _prompt(1, 60), max_tokens=5)
+    bench.run()
+    assert bench.recorder.tokens["fits"] == answer(_prompt(1, 60), 5)
+
+
+def test_full_queue_refuses() -> None:
+    bench = EngineBench(scheduler=SchedulerConfig(queue_max=2))
+    for name in "ab":
+        bench.submit(name, _prompt(1, 5))
+    with pytest.raises(Overloaded):
+        bench.submit("c", _prompt(1, 5))
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [VOCAB], [-1]], ids=["empty", "beyond the vocabulary", "negative"]
+)
+def test_input_that_would_break_a_step_is_refused(prompt: list[int]) -> None:
+    bench = EngineBench()
+    with pytest.raises(InvalidInput, match="prompt"):
+        bench.engine.check_input(np.asarray(prompt, dtype=np.int32), SamplingParams())
+
+
+@pytest.mark.parametrize("stage", [Stage.WAITING, Stage.PREFILLING, Stage.DECODING, Stage.HELD])
+def test_ending_a_request_in_any_stage_gives_everything_back(stage: Stage) -> None:
+    bench = EngineBench(scheduler=SchedulerConfig(chunk_tokens=8))
+    request = bench.submit("r", _prompt(1, 20), prefill_only=stage is Stage.HELD)
+    while request.stage is not stage:
+        assert bench.engine.step()
+    bench.engine.end(request)
+    bench.assert_idle()
+    assert "r" not in bench.recorder.ends
+    assert not bench.engine.step()
+
+
+def test_held_prompt_stays_until_it_is_ended() -> None:
+    bench = EngineBench()
+    request = bench.submit("r", _prompt(1, 20), prefill_only=True)
+    bench.run()
+    assert request.stage is Stage.HELD
+    assert bench.recorder.tokens["r"] == answer(_prompt(1, 20), 1)
+    assert bench.kv_cache.accounts().protected == 20
+    bench.engine.end(request)
+    bench.assert_idle()
+    assert bench.kv_cache.accounts().evictable == 20
+
+
+@PAGE_SIZES
+def test_adopted_kv_is_decoded_like_our_own(page_size: int) -> None:
+    source = EngineBench(page_size=page_size)
+    sink = EngineBench(page_size=page_size)
+    prompt = _prompt(9, 37)
+    held = source.submit("r", prompt, prefill_only=True)
+    source.run()
+    request = sink.request("r", prompt)
+    assert sink.engine.reserve_inbound(request)
+    assert sink.kv_cache.accounts().inbound > 0
+    here = sink.kv_cache.slots(request.kv, 0, len(prompt))
+    there = source.kv_cache.slots(held.kv, 0, len(prompt))
+    sink.kv_cache.pool.buffer[:, :, here] = source.kv_cache.pool.buffer[:, :, there]
+    sink.kv_cache.commit(request.kv, len(prompt))
+    sink.kv_cache.adopt(request.kv)
+    first = source.recorder.tokens["r"][0]
+    sink.engine.adopt(request, OutputToken(first))
+    sink.run()
+    assert [first, *sink.recorder.tokens["r"]] == answer(prompt, 8)
+    sink.assert_idle()
+
+
+def test_inbound_kv_is_not_published_when_it_is_given_up() -> None:
+    bench = EngineBench()
+    request = bench.request("r", _prompt(1, 20))
+    assert bench.engine.reserve_inbound(request)
+    bench.engine.end(request)
+    bench.assert_idle()
+    assert bench.kv_cache.accounts().evictable == 0
+
+
+def test_adopted_answer_of_one_token_ends_at_once() -> None:
+    bench = EngineBench()
+    request = bench.request("r", _prompt(1, 20), max_tokens=1)
+    assert bench.engine.reserve_inbound(request)
+    bench.kv_cache.commit(request.kv, 20)
+    bench.kv_cache.adopt(request.kv)
+    bench.engine.adopt(request, OutputToken(11))
+    assert bench.recorder.ends == {"r": FinishReason.LENGTH}
+    bench.assert_idle()
+    assert bench.kv_cache.accounts().evictable == 20
