@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,9 +11,10 @@ from kvferry.config import load_config
 from kvferry.membership import Role
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.in_process_cluster import InProcessCluster
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from engine.step_loop import EngineSnapshot
     from tests.support.prompts import Prompt
@@ -36,13 +36,6 @@ def _stream(cluster: InProcessCluster, ids: tuple[int, ...], request_id: str = "
         sampling=inference.SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True),
     )
     return cluster.stub.Generate(request, timeout=120)
-
-
-def _wait(what: str, happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline, f"never {what}"
-        time.sleep(0.005)
 
 
 def _long(prompts: list[Prompt], salt: int) -> tuple[int, ...]:
@@ -82,7 +75,7 @@ def test_cancel_returns_to_idle_accounts(
     streams = [_stream(cluster, _long(prompts, salt), f"{stage}-{how}")]
     if stage == "queued":
         streams.append(_stream(cluster, _long(prompts, salt + 1000), f"{stage}-{how}-2"))
-    _wait(stage, lambda: reached(prefill.snapshot(), decode.snapshot()))
+    wait_until(stage, lambda: reached(prefill.snapshot(), decode.snapshot()), WAIT_S)
 
     for number, stream in enumerate(reversed(streams)):
         if how == "disconnect":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +25,7 @@ from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
 from router.api.grpc_server import serve
 from router.router import Router
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -102,10 +102,12 @@ class InProcessCluster:
 
     def wait_idle(self, within_s: float) -> None:
         """Fail unless every worker is back at its idle accounts within `within_s`."""
-        deadline = time.monotonic() + within_s
-        while not all(entry.is_idle for entry in self._engine_accounts()):
-            assert time.monotonic() < deadline, f"not idle: {self._engine_accounts()}"
-            time.sleep(0.02)
+        wait_until(
+            "idle accounts",
+            lambda: all(entry.is_idle for entry in self._engine_accounts()),
+            within_s,
+            state=self._engine_accounts,
+        )
 
     def _engine_accounts(self) -> list[KvAccounts]:
         # Read at the source: the router's figures are as old as its last poll.
