@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.cpu import CpuAttention
+from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.metadata import build_attention_metadata
 from engine.forward_batch import ForwardBatch
 from engine.llama import LlamaDecoder
@@ -41,3 +41,20 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after."""
         return self._decoder.forward(batch, self._kv_pool)
+
+    def warm_up(self) -> None:
+        """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""
+        for tokens in (1, DECODE_QUERIES_MAX + 1):
+            self.forward(_dummy_batch(tokens))
+
+
+def _dummy_batch(tokens: int) -> ForwardBatch:
+    """A sequence all of whose tokens lie in slot 0."""
+    req_to_token = np.zeros((1, tokens), dtype=np.int32)
+    return ForwardBatch(
+        token_ids=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.arange(tokens),
+        out_slots=torch.zeros(tokens, dtype=torch.int64),
+        attention=build_attention_metadata(req_to_token, [0], [tokens], [tokens], page_size=1),
+        logits_at=torch.tensor([tokens - 1]),
+    )
