@@ -1,0 +1,312 @@
+"""Rows, allocator, tree and requests against a naive model, with K/V that says whose it is.
+
+After every step: each owner of each slot is the model's, all ledger checks hold, each live row
+reads exactly the values of its tokens, and the KV events add up to what the tree holds. Slots
+that are free are overwritten, as the next owner would, so that nobody can read them unnoticed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from kvferry.ids import ExtraKey
+from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
+from mem_cache.errors import OutOfRows, OutOfSlots
+from tests.support.kv_caches import PAGE_SIZES, read_stamps, tiny_cache, write_stamps
+from tests.support.kv_model import KvModel, ModelRequest, tree_pages
+
+pytestmark = pytest.mark.property
+
+ROWS = 4
+PAGES = {1: 40, 4: 16, 16: 10, 64: 8}
+CI_EXAMPLES, SLOW_EXAMPLES = 2, 52
+STEPS = 50
+
+_step_count = 0
+
+
+class KvCacheMachine(RuleBasedStateMachine):
+    """One worker's KV under requests of every kind."""
+
+    def __init__(self, page_size: int, radix: bool) -> None:
+        super().__init__()
+        self.cache = tiny_cache(
+            page_size, pages=PAGES[page_size], rows=ROWS, radix=radix, auditing=False
+        )
+        self.model = KvModel(page_size, self.cache.num_slots, ROWS, radix)
+        self.routers_view: set[int] = set()
+        self.opened = 0
+
+    # --- choices ----------------------------------------------------------------------------
+
+    def _length(self, data: st.DataObject, low: int, high: int) -> int:
+        """A length in [low, high], often at or beside the end of a page."""
+        size = self.model.page_size
+        pages = data.draw(st.integers(low // size, high // size), label="pages")
+        offset = data.draw(st.sampled_from((0, 1, size - 1, size // 2)), label="offset")
+        return max(low, min(high, pages * size + offset))
+
+    def _prompt(self, data: st.DataObject) -> np.ndarray:
+        """Pages of one of two kinds each, so that prompts often share some and then part."""
+        size = self.model.page_size
+        length = self._length(data, 1, self.cache.num_slots // 2)
+        kinds = data.draw(
+            st.lists(st.integers(0, 1), min_size=1, max_size=-(-length // size)), label="kinds"
+        )
+        filled = np.resize(np.asarray(kinds, dtype=np.int32), -(-length // size))
+        return np.repeat(filled, size)[:length]
+
+    def _request(self, data: st.DataObject) -> ModelRequest:
+        return data.draw(st.sampled_from(self.model.live), label="request")
+
+    def _frozen(self) -> object:
+        """Everything that an operation which fails must leave alone."""
+        cache = self.cache
+        return (
+            sorted(cache.allocator.free_slots().tolist()),
+            tree_pages(cache),
+            cache.accounts(),
+            cache.rows.free_rows(),
+            [(repr(kv), cache.slots(kv, 0, kv.allocated_len).tolist()) for kv in self._kvs()],
+        )
+
+    def _kvs(self) -> list:
+        return list(self.cache.live_requests())
+
+    # --- rules ------------------------------------------------------------------------------
+
+    @rule(
+        data=st.data(),
+        extra=st.sampled_from(("", "", "", "adapter")),
+        inbound=st.booleans(),
+        shareable=st.sampled_from((True, True, True, False)),
+    )
+    def open(self, data, extra, inbound, shareable):
+        prompt = self._prompt(data)
+        key = ExtraKey(extra)
+        name = f"r{self.opened}"
+        if len(self.model.live) == ROWS:
+            before = self._frozen()
+            with pytest.raises(OutOfRows, match="rows: 0 free"):
+                self.cache.open(name, prompt, key, inbound=inbound, shareable=shareable)
+            assert self._frozen() == before
+            return
+        self.opened += 1
+        kv = self.cache.open(name, prompt, key, inbound=inbound, shareable=shareable)
+        # What is not shared has K/V of its own for the same tokens.
+        seed = extra if shareable else name
+        request = ModelRequest(kv, key, seed, shareable, inbound, prompt, [], 0, 0)
+        self.model.opened(request)
+        assert kv.prefix_len == request.protected < len(prompt)
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data())
+    def extend(self, data):
+        request = self._request(data)
+        room = min(self.cache.num_slots, request.committed + 3 * self.cache.num_slots // 4)
+        new_len = self._length(data, request.committed, room)
+        if new_len > len(request.tokens):
+            tail = np.resize(request.tokens[-3:] ^ 1, new_len - len(request.tokens))
+            request.tokens = np.concatenate([request.tokens, tail]).astype(np.int32)
+        needed = self.model.slots_needed(request, new_len)
+        shortage = needed - len(self.model.free)
+        before = self._frozen()
+        if shortage > self.model.evictable_slots():
+            with pytest.raises(OutOfSlots, match="KV slots needed"):
+                self.cache.extend(request.kv, new_len)
+            assert self._frozen() == before
+            return
+        given = self.cache.extend(request.kv, new_len)
+        self.model.evicted(tree_pages(self.cache), shortage)
+        row = self.cache.slots(request.kv, 0, request.kv.allocated_len).tolist()
+        self.model.extended(request, row)
+        assert len(row) == len(request.slots)
+        assert given.tolist() == row[request.committed : new_len]
+
+    @precondition(lambda self: any(r.committed < len(r.slots) for r in self.model.live))
+    @rule(data=st.data())
+    def compute(self, data):
+        """Write the K/V of some positions that have slots, as a forward or a scatter would."""
+        ready = [r for r in self.model.live if r.committed < len(r.slots)]
+        request = data.draw(st.sampled_from(ready), label="request")
+        high = min(len(request.slots), len(request.tokens))
+        new_len = self._length(data, min(request.committed, high), high)
+        slots = self.cache.slots(request.kv, request.committed, new_len)
+        write_stamps(self.cache, slots, request.stamps()[request.committed : new_len])
+        self.cache.commit(request.kv, new_len)
+        request.committed = new_len
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data())
+    def checkpoint(self, data):
+        request = self._request(data)
+        up_to = self._length(data, 0, request.committed)
+        if request.inbound:
+            before = self._frozen()
+            with pytest.raises(AssertionError, match="inbound"):
+                self.cache.checkpoint(request.kv, request.tokens[:up_to])
+            assert self._frozen() == before
+            return
+        self.cache.checkpoint(request.kv, request.tokens[:up_to])
+        self.model.checkpointed(request, up_to)
+
+    @precondition(lambda self: any(r.inbound for r in self.model.live))
+    @rule(data=st.data())
+    def adopt(self, data):
+        request = data.draw(st.sampled_from([r for r in self.model.live if r.inbound]))
+        self.cache.adopt(request.kv)
+        request.inbound = False
+
+    @precondition(lambda self: any(not r.inbound for r in self.model.live))
+    @rule(data=st.data())
+    def pin(self, data):
+        request = data.draw(st.sampled_from([r for r in self.model.live if not r.inbound]))
+        self.cache.pin(request.kv)
+        request.pins += 1
+
+    @precondition(lambda self: any(r.pins for r in self.model.live))
+    @rule(data=st.data())
+    def unpin(self, data):
+        request = data.draw(st.sampled_from([r for r in self.model.live if r.pins]))
+        self.cache.unpin(request.kv)
+        request.pins -= 1
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data(), publish=st.booleans())
+    def release(self, data, publish):
+        request = self._request(data)
+        tokens = request.tokens if publish else None
+        if request.pins:
+            before = self._frozen()
+            with pytest.raises(AssertionError, match="still read by a handoff"):
+                self.cache.release(request.kv, tokens)
+            assert self._frozen() == before
+            return
+        self.cache.release(request.kv, tokens)
+        self.model.released(request, publish)
+        with pytest.raises(AssertionError, match="check 6"):
+            self.cache.release(request.kv, tokens)
+
+    @precondition(lambda self: not self.model.live)
+    @rule()
+    def drop_cache(self):
+        self.cache.drop_cache()
+        self.model.dropped()
+
+    @rule()
+    def look(self):
+        """Always possible: an audit and the routers' view change nothing."""
+        before = self._frozen()
+        self.cache.audit()
+        assert set(self.cache.snapshot_blocks()) == self.model.block_hashes()
+        assert self._frozen() == before
+
+    # --- after every step -------------------------------------------------------------------
+
+    @invariant()
+    def ledger_holds(self):
+        global _step_count
+        _step_count += 1
+        self.cache.audit()
+
+    @invariant()
+    def owners_are_the_models(self):
+        model, cache = self.model, self.cache
+        assert set(cache.allocator.free_slots().tolist()) == model.free
+        assert tree_pages(cache) == model.published
+        for request in model.live:
+            kv = request.kv
+            assert cache.slots(kv, 0, kv.allocated_len).tolist() == request.slots
+            lengths = (kv.committed_len, kv.cache_protected_len, kv.pins, kv.inbound)
+            assert lengths == (request.committed, request.protected, request.pins, request.inbound)
+        self._accounts_are_the_models()
+
+    def _accounts_are_the_models(self) -> None:
+        model, accounts = self.model, self.cache.accounts()
+        own = {True: 0, False: 0}
+        pinned: set[int] = set()
+        for request in model.live:
+            own[request.inbound] += len(request.slots) - request.protected
+            pinned |= set(request.slots) if request.pins else set()
+        assert (accounts.private, accounts.inbound) == (own[False], own[True])
+        assert accounts.protected == len(model.locked()) * model.page_size
+        assert accounts.evictable == model.evictable_slots()
+        assert accounts.outbound_pinned == len(pinned)
+        assert self.cache.free_or_evictable() == len(model.free) + model.evictable_slots()
+
+    @invariant()
+    def rows_read_their_tokens(self):
+        free = np.asarray(sorted(self.model.free), dtype=np.int64)
+        write_stamps(self.cache, free, np.full((len(free), 2), -1.0, dtype=np.float32))
+        for request in self.model.live:
+            slots = self.cache.slots(request.kv, 0, request.committed)
+            expected = request.stamps()[: request.committed]
+            for layer in read_stamps(self.cache, slots):
+                np.testing.assert_array_equal(layer[0], expected)
+                np.testing.assert_array_equal(layer[1], -expected)
+
+    @invariant()
+    def events_add_up(self):
+        for event in self.cache.take_events():
+            match event:
+                case BlocksStored(hashes):
+                    assert not self.routers_view & set(hashes), "stored twice"
+                    self.routers_view |= set(hashes)
+                case BlocksRemoved(hashes):
+                    assert self.routers_view >= set(hashes), "removed but never stored"
+                    self.routers_view -= set(hashes)
+                case AllBlocksCleared():
+                    self.routers_view.clear()
+        assert self.routers_view == self.model.block_hashes()
+
+    def teardown(self) -> None:
+        for request in list(self.model.live):
+            for _ in range(request.pins):
+                self.cache.unpin(request.kv)
+            self.cache.release(request.kv, None)
+        self.cache.audit()
+        assert self.cache.accounts().is_idle
+
+
+def _run(page_size: int, radix: bool, examples: int, *, fixed: bool) -> int:
+    """Run the machine; returns the steps taken."""
+    before = _step_count
+    run_state_machine_as_test(
+        lambda: KvCacheMachine(page_size, radix),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=fixed,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return _step_count - before
+
+
+@pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_agrees_with_the_model(page_size, radix):
+    assert _run(page_size, radix, CI_EXAMPLES, fixed=True) >= 500 / 8
+
+
+@pytest.mark.slow
+def test_agrees_with_the_model_for_20000_steps():
+    steps = sum(
+        _run(page_size, radix, SLOW_EXAMPLES, fixed=False)
+        for page_size in PAGE_SIZES
+        for radix in (True, False)
+    )
+    assert steps >= 20_000
