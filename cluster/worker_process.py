@@ -77,6 +77,7 @@ class WorkerProcess:
             self._await(self._server.stop(grace=0.5))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join(STOP_TIMEOUT_S)
+        self._loop.close()
 
     def is_alive(self) -> bool:
         """Whether the engine thread serves."""

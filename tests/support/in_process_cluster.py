@@ -78,6 +78,7 @@ class InProcessCluster:
             worker.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+        self._loop.close()
 
     def generate(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> Answer:
         """Answer one prompt, greedily unless told otherwise."""

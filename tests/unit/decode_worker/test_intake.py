@@ -1,0 +1,219 @@
+"""Attempts at the decode side: each gets exactly one end, whatever happens to its handoff."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from decode_worker.attempt_stream import AttemptStream, Outbox
+from decode_worker.intake import CancelAttempt, Intake, StartAttempt
+from kv_transfer.protocol.key import HandoffKey
+from kvferry.errors import (
+    DuplicateRequest,
+    HandoffFailed,
+    InternalError,
+    InvalidInput,
+    KvferryError,
+    RequestCancelled,
+)
+from kvferry.generation import (
+    AttemptOutput,
+    AttemptRequest,
+    AttemptUsage,
+    FinishReason,
+    OutputToken,
+    PrefillSource,
+)
+from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.sampling import SamplingParams
+from tests.support.digest_model import answer
+from tests.support.engine_bench import EngineBench
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCE = PrefillSource(WorkerId("prefill-0"), "127.0.0.1:1", Incarnation(11))
+PROMPT = [20, 21, 22, 23, 24, 25]
+KEY = HandoffKey(
+    request_id=RequestId("r"),
+    attempt=Attempt(1),
+    source_incarnation=Incarnation(11),
+    sink_incarnation=Incarnation(22),
+)
+
+
+@dataclass(eq=False)
+class FakeDriver:
+    """Remembers what the intake asks of the handoff driver."""
+
+    fetched: list[HandoffKey] = field(default_factory=list)
+    aborted: list[HandoffKey] = field(default_factory=list)
+
+    def fetch(self, key: HandoffKey, *rest: object) -> None:
+        self.fetched.append(key)
+
+    def abort_fetch(self, key: HandoffKey, reason: str) -> None:
+        self.aborted.append(key)
+
+
+class Bench:
+    """An intake over a real engine and a fake driver."""
+
+    def __init__(self) -> None:
+        self.engine_bench = EngineBench()
+        self.driver = FakeDriver()
+        self.loop = asyncio.new_event_loop()
+        self.intake = Intake(
+            self.engine_bench.engine, self.driver, Incarnation(22), Outbox(self.loop)
+        )
+
+    def start(self, *, source: PrefillSource | None, **options: object) -> AttemptStream:
+        sampling = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
+        prompt = options.pop("prompt", PROMPT)
+        attempt = AttemptRequest(
+            id=AttemptId(RequestId("r"), Attempt(1)),
+            prompt=np.asarray(prompt, dtype=np.int32),
+            sampling=SamplingParams(**sampling | options),
+            extra_key=ExtraKey(""),
+            source=source,
+        )
+        stream = AttemptStream()
+        assert self.intake.handle(StartAttempt(attempt, stream))
+        return stream
+
+    def cancel(self, stream: AttemptStream) -> None:
+        attempt_id = AttemptId(RequestId("r"), Attempt(1))
+        assert self.intake.handle(CancelAttempt(attempt_id, stream))
+
+    def receive_kv(self) -> None:
+        """Do what the driver does between Grant and commit."""
+        kv = self.intake.reserve(KEY, len(PROMPT))
+        assert kv is not None
+        cache = self.engine_bench.kv_cache
+        slots = cache.slots(kv, 0, len(PROMPT))
+        for position, (slot, token) in enumerate(zip(slots, PROMPT, strict=True)):
+            cache.pool.buffer[0, :, slot, 0, 0] = token
+            cache.pool.buffer[0, :, slot, 0, 1] = position
+        cache.commit(kv, len(PROMPT))
+        cache.adopt(kv)
+
+    def read(self, stream: AttemptStream) -> tuple[list[int], AttemptOutput | KvferryError]:
+        """All outputs so far, which must include the end."""
+
+        async def collect() -> tuple[list[int], AttemptOutput | KvferryError]:
+            ids: list[int] = []
+            last: AttemptOutput | None = None
+            try:
+                async for output in stream.outputs(lambda: False):
+                    ids += [token.token_id for token in output.tokens]
+                    last = output
+            except KvferryError as error:
+                return ids, error
+            assert last is not None
+            return ids, last
+
+        self.intake.after_step()
+        return self.loop.run_until_complete(collect())
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.loop.close()
+
+
+def test_without_a_source_the_prompt_is_computed_here(bench: Bench) -> None:
+    stream = bench.start(source=None)
+    bench.engine_bench.run()
+    ids, end = bench.read(stream)
+    assert ids == answer(PROMPT, 4)
+    assert end.finish.reason is FinishReason.LENGTH
+    assert bench.driver.fetched == []
+    bench.engine_bench.assert_idle()
+
+
+def test_with_a_source_the_kv_is_fetched_and_decoded(bench: Bench) -> None:
+    stream = bench.start(source=SOURCE)
+    assert bench.driver.fetched == [KEY]
+    bench.receive_kv()
+    bench.intake.first_token(KEY, OutputToken(answer(PROMPT, 1)[0]))
+    usage = AttemptUsage(moved_tokens=6, moved_bytes=96)
+    bench.intake.adopted(KEY, usage)
+    bench.engine_bench.run()
+    ids, end = bench.read(stream)
+    assert ids == answer(PROMPT, 4)
+    assert end.finish.usage == usage
+    bench.engine_bench.assert_idle()
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_failed_handoff_ends_the_attempt_and_gives_the_kv_back(
+    bench: Bench, reserved: bool
+) -> None:
+    stream = bench.start(source=SOURCE)
+    if reserved:
+        assert bench.intake.reserve(KEY, len(PROMPT)) is not None
+    bench.intake.failed(KEY, HandoffFailed("the source is gone"))
+    ids, end = bench.read(stream)
+    assert ids == []
+    assert isinstance(end, HandoffFailed)
+    bench.engine_bench.assert_idle()
+
+
+def test_reserving_again_gives_the_same_kv(bench: Bench) -> None:
+    bench.start(source=SOURCE)
+    assert bench.intake.reserve(KEY, 6) is bench.intake.reserve(KEY, 6)
+
+
+@pytest.mark.parametrize("stage", ["requested", "reserved", "decoding", "local"])
+def test_cancel_in_any_stage_ends_everything_once(bench: Bench, stage: str) -> None:
+    stream = bench.start(source=None if stage == "local" else SOURCE)
+    if stage == "reserved":
+        bench.intake.reserve(KEY, len(PROMPT))
+    if stage == "decoding":
+        bench.receive_kv()
+        bench.intake.first_token(KEY, OutputToken(30))
+        bench.intake.adopted(KEY, AttemptUsage())
+        bench.engine_bench.engine.step()
+    bench.cancel(stream)
+    bench.cancel(stream)
+    assert bench.driver.aborted == ([KEY] if stage in {"requested", "reserved"} else [])
+    _, end = bench.read(stream)
+    assert isinstance(end, RequestCancelled)
+    bench.engine_bench.run()
+    bench.engine_bench.assert_idle()
+
+
+def test_second_attempt_with_the_same_id_is_refused_and_harmless(bench: Bench) -> None:
+    first = bench.start(source=None)
+    second = bench.start(source=None)
+    bench.cancel(second)
+    bench.engine_bench.run()
+    assert isinstance(bench.read(second)[1], DuplicateRequest)
+    assert bench.read(first)[0] == answer(PROMPT, 4)
+
+
+@pytest.mark.parametrize("source", [None, SOURCE])
+def test_input_that_would_break_a_step_is_refused(
+    bench: Bench, source: PrefillSource | None
+) -> None:
+    for stream in (
+        bench.start(source=source, prompt=[]),
+        bench.start(source=source, prompt=[100_000]),
+        bench.start(source=source, temperature=-1.0),
+        bench.start(source=source, max_tokens=100_000),
+    ):
+        assert isinstance(bench.read(stream)[1], InvalidInput)
+    assert bench.driver.fetched == []
+    bench.engine_bench.assert_idle()
+
+
+def test_stop_tells_every_stream(bench: Bench) -> None:
+    stream = bench.start(source=None)
+    bench.intake.stop(InternalError("engine failed"))
+    assert isinstance(bench.read(stream)[1], InternalError)

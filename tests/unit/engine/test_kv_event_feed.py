@@ -1,0 +1,129 @@
+"""Readers of KV events know exactly what the radix cache holds, or get a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.kv_event_feed import KvEventFeed, Subscribe, Unsubscribe, blocks_in
+from kvferry.errors import InternalError
+from kvferry.ids import ExtraKey, Incarnation, WorkerId
+from kvferry.kv_events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlocksRemoved,
+    BlocksStored,
+    KvEventBatch,
+    prompt_block_hashes,
+)
+from kvferry.limits import KV_EVENTS_BUFFERED_MAX
+from tests.support.engine_bench import EngineBench
+
+
+@dataclass(eq=False)
+class Reader:
+    """A subscriber that applies what it is told."""
+
+    blocks: set[BlockHash] = field(default_factory=set)
+    batches: list[KvEventBatch] = field(default_factory=list)
+    backlog: int = 0
+    ended: bool = False
+
+    def deliver(self, batch: KvEventBatch) -> None:
+        self.batches.append(batch)
+        if batch.snapshot:
+            self.blocks.clear()
+        for event in batch.events:
+            match event:
+                case BlocksStored(hashes):
+                    self.blocks |= set(hashes)
+                case BlocksRemoved(hashes):
+                    self.blocks -= set(hashes)
+                case AllBlocksCleared():
+                    self.blocks.clear()
+
+    def backlog_blocks(self) -> int:
+        return self.backlog
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def _feed(bench: EngineBench) -> KvEventFeed:
+    return KvEventFeed(bench.kv_cache, WorkerId("w"), Incarnation(5))
+
+
+def _answer(bench: EngineBench, feed: KvEventFeed, number: int, length: int = 40) -> list[int]:
+    prompt = np.random.default_rng(number).integers(10, 200, length).tolist()
+    bench.submit(f"r{number}", prompt)
+    bench.run()
+    feed.after_step()
+    return prompt
+
+
+def test_reader_follows_stores_and_evictions() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    reader = Reader()
+    feed.handle(Subscribe(reader))
+    for number in range(10):
+        _answer(bench, feed, number)
+        assert reader.blocks == set(bench.kv_cache.snapshot_blocks())
+    assert any(
+        isinstance(event, BlocksRemoved) for batch in reader.batches for event in batch.events
+    )
+    assert [batch.sequence for batch in reader.batches] == list(range(len(reader.batches)))
+    assert {batch.incarnation for batch in reader.batches} == {5}
+
+
+def test_blocks_are_those_of_the_prompt() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    reader = Reader()
+    feed.handle(Subscribe(reader))
+    prompt = _answer(bench, feed, 1)
+    hashes = prompt_block_hashes(np.asarray(prompt, dtype=np.int32), 16, ExtraKey(""))
+    assert set(hashes) <= reader.blocks
+
+
+def test_late_reader_begins_with_a_snapshot() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    _answer(bench, feed, 1)
+    reader = Reader()
+    feed.handle(Subscribe(reader))
+    assert reader.batches[0].snapshot
+    assert reader.batches[0].sequence == 0
+    assert reader.blocks == set(bench.kv_cache.snapshot_blocks()) != set()
+
+
+def test_reader_that_falls_behind_converges_by_one_snapshot() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    reader = Reader()
+    feed.handle(Subscribe(reader))
+    reader.backlog = KV_EVENTS_BUFFERED_MAX + 1
+    for number in range(5):
+        _answer(bench, feed, number)
+    assert len(reader.batches) == 1
+    reader.backlog = 0
+    feed.after_step()
+    assert [batch.snapshot for batch in reader.batches] == [True, True]
+    assert reader.batches[-1].sequence == 1
+    assert reader.blocks == set(bench.kv_cache.snapshot_blocks())
+
+
+def test_no_batch_after_unsubscribing_and_one_end_at_stop() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    gone, there = Reader(), Reader()
+    for reader in (gone, there):
+        feed.handle(Subscribe(reader))
+    feed.handle(Unsubscribe(gone))
+    _answer(bench, feed, 1)
+    assert len(gone.batches) == 1
+    assert sum(blocks_in(batch) for batch in there.batches) > 0
+    feed.stop(InternalError("stopping"))
+    assert there.ended
+    assert not gone.ended
