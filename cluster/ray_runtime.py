@@ -10,6 +10,8 @@ import asyncio
 import logging
 import math
 import os
+import signal
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -56,6 +58,7 @@ def start_ray(directory: Path, address: str, cpus: float) -> None:
     `directory` gets sockets and logs; its path must be short, sockets allow 107 characters.
     `cpus` is what members may reserve together; it is accounting, not a limit.
     """
+    handler = signal.getsignal(signal.SIGTERM)
     os.environ.update(_RAY_ENVIRONMENT)  # Ray reads these switches from nowhere else.
     ray.init(
         address="local",
@@ -69,6 +72,9 @@ def start_ray(directory: Path, address: str, cpus: float) -> None:
         _node_ip_address=address,
         _temp_dir=str(directory),
     )
+    if threading.current_thread() is threading.main_thread():
+        # Ray puts its own handler there, which ends the process without stopping the members.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def stop_ray() -> None:
@@ -101,16 +107,10 @@ class SupervisorHandle:
 
 def start_supervisor(config: Mapping[str, Any]) -> SupervisorHandle:
     """Start the one supervisor of the running cluster; it begins to start the members."""
-    actor = (
-        ray.remote(SupervisorActor)
-        .options(
-            name=_SUPERVISOR_NAME,
-            lifetime="detached",
-            num_cpus=0,
-            max_concurrency=_CALLS_AT_ONCE,
-        )
-        .remote(dict(config), RayLauncher)
-    )
+    actor_class: Any = ray.remote(SupervisorActor)  # Ray's own types do not carry `remote`.
+    actor = actor_class.options(
+        name=_SUPERVISOR_NAME, lifetime="detached", num_cpus=0, max_concurrency=_CALLS_AT_ONCE
+    ).remote(dict(config), RayLauncher)
     _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
     return SupervisorHandle(actor)
 

@@ -1,0 +1,233 @@
+"""The `kvferry` command.
+
+Exit codes: 0 done, 1 the cluster or the server failed, 2 the command line or the configuration is
+wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster import console
+from cluster.client import CallFailed, Client
+from cluster.interrupts import ignore_signals, interrupt_on_signals
+from kvferry.clock import MonotonicClock
+from kvferry.config import BUNDLED_MODEL, RouterConfig, load_config, settings
+from kvferry.errors import ConfigError, InvalidInput, KvferryError
+from kvferry.rpc.v1 import inference_pb2 as inference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry.config import ClusterConfig
+
+_USAGE_ERROR = 2
+_INTERRUPTED = 130
+_SETTING_PREFIX = "setting:"
+_WATCH_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; what it returns is the exit code."""
+    parser = build_parser()
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(_explain_unknown(unknown, known.command))
+    try:
+        with interrupt_on_signals():
+            known.run(known)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ConfigError, InvalidInput) as error:
+        return _fail(str(error), _USAGE_ERROR)
+    except (KvferryError, CallFailed) as error:
+        return _fail(str(error), 1)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their flags. The flags of settings are made from `kvferry.config`."""
+    parser = argparse.ArgumentParser(
+        prog="kvferry",
+        description="Serve a language model with separate prefill and decode.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = _add(commands, "serve", _serve, "start a cluster on this machine and keep it running")
+    _add_settings(serve)
+    demo = _add(commands, "demo", _demo, "start a cluster, ask it three questions, stop it")
+    _add_settings(demo)
+    generate = _add(commands, "generate", _generate, "answer one prompt")
+    generate.add_argument("prompt")
+    generate.add_argument("--raw", action="store_true", help="continue the text as it is")
+    generate.add_argument("--usage", action="store_true", help="say what it cost, on stderr")
+    chat = _add(commands, "chat", _chat, "a conversation, turn by turn")
+    status = _add(commands, "status", _status, "show the workers and their accounts")
+    for command in (generate, chat, status):
+        _add_address(command)
+    for command in (generate, chat):
+        _add_sampling(command)
+    model = _add(commands, "import-model", _import_model, "make a model ready to be served")
+    model.add_argument("model", nargs="?", default=BUNDLED_MODEL, help="default: %(default)s")
+    return parser
+
+
+def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, allow_abbrev=False
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", type=Path, metavar="FILE", help="YAML; see kvferry.yaml")
+    group = command.add_argument_group("settings, over those of the file")
+    for name, default in settings():
+        shown = default.value if isinstance(default, Enum) else default
+        group.add_argument(
+            f"--{name}",
+            dest=f"{_SETTING_PREFIX}{name}",
+            metavar="VALUE",
+            help=f"default: {shown}",
+        )
+
+
+def _add_address(command: argparse.ArgumentParser) -> None:
+    default = RouterConfig()
+    command.add_argument(
+        "--address", default=f"{default.host}:{default.port}", help="default: %(default)s"
+    )
+
+
+_SAMPLING_FLAGS: tuple[tuple[str, type], ...] = (
+    ("max_tokens", int),
+    ("temperature", float),
+    ("top_k", int),
+    ("top_p", float),
+    ("min_p", float),
+    ("repetition_penalty", float),
+    ("presence_penalty", float),
+    ("frequency_penalty", float),
+    ("seed", int),
+)
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("sampling; what is not given is the server's default")
+    for name, kind in _SAMPLING_FLAGS:
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, dest=name)
+    group.add_argument("--stop", action="append", default=[], help="may be given several times")
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    # Imported here: Ray takes a second to load, which the client commands need not wait for.
+    from cluster.local_cluster import LocalCluster
+
+    config = _resolved(_config_of(arguments))
+    print("starting ...", flush=True)  # noqa: T201
+    cluster = LocalCluster(config, MonotonicClock())
+    try:
+        view = cluster.start()
+        print(  # noqa: T201
+            f"kvferry serves {config.model.served_name} at {cluster.address} "
+            f"(logs in {cluster.directory}); Ctrl-C stops it",
+            flush=True,
+        )
+        while True:
+            view = cluster.wait_for_change(view.changes, _WATCH_S)
+    finally:
+        with ignore_signals():
+            report = cluster.stop()
+        print(  # noqa: T201
+            "stopped; no process is left"
+            if not report.left
+            else f"could not end: {', '.join(report.left)}",
+            flush=True,
+        )
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from cluster.demo import run_demo
+
+    run_demo(_resolved(_config_of(arguments)), MonotonicClock())
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    with Client(arguments.address) as client:
+        console.generate(
+            client,
+            arguments.prompt,
+            _sampling_of(arguments),
+            raw=arguments.raw,
+            show_usage=arguments.usage,
+        )
+
+
+def _chat(arguments: argparse.Namespace) -> None:
+    with Client(arguments.address) as client:
+        console.chat(client, _sampling_of(arguments), sys.stdin)
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    with Client(arguments.address) as client:
+        console.status(client)
+
+
+def _import_model(arguments: argparse.Namespace) -> None:
+    from engine.model_directory import resolve_model
+
+    print(resolve_model(arguments.model, progress=True))  # noqa: T201
+
+
+def _config_of(arguments: argparse.Namespace) -> ClusterConfig:
+    given = {
+        name.removeprefix(_SETTING_PREFIX): text
+        for name, text in vars(arguments).items()
+        if name.startswith(_SETTING_PREFIX) and text is not None
+    }
+    return load_config(arguments.config, os.environ, given)
+
+
+def _resolved(config: ClusterConfig) -> ClusterConfig:
+    """With the model converted, once, here: workers find a finished directory."""
+    from cluster.local_cluster import with_model_directory
+    from engine.model_directory import resolve_model
+
+    return with_model_directory(config, resolve_model(config.model.path, progress=True))
+
+
+def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
+    given = {name: getattr(arguments, name) for name, _ in _SAMPLING_FLAGS}
+    try:
+        return inference.SamplingParams(
+            **{name: value for name, value in given.items() if value is not None},
+            stop=arguments.stop,
+        )
+    except ValueError as error:
+        raise InvalidInput("sampling", str(error)) from error
+
+
+def _explain_unknown(unknown: list[str], command: str) -> str:
+    text = f"unknown argument {unknown[0]}"
+    names = [f"--{name}" for name, _ in settings()] if command in ("serve", "demo") else []
+    near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
+    return f"{text}; did you mean {near[0]}?" if near else text
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"kvferry: {text}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

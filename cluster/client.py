@@ -1,0 +1,84 @@
+"""A blocking gRPC client of a router, for the command line and the demo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
+from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.rpc.v1 import inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+_STATUS_TIMEOUT_S = 10.0
+
+
+class CallFailed(Exception):
+    """The router refused a call, or could not be reached. The message is for the user."""
+
+
+class Client:
+    """Calls of one router. Use as a context manager."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
+                ("grpc.enable_http_proxy", 0),
+            ],
+        )
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._admin = inference_pb2_grpc.AdminStub(self._channel)
+
+    def generate(self, request: inference.GenerateRequest) -> Iterator[inference.GenerateResponse]:
+        """The responses as they come; closing the iterator cancels the request."""
+        call = self._inference.Generate(request)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        finally:
+            call.cancel()
+
+    def model_info(self) -> inference.ModelInfoResponse:
+        """What the cluster serves."""
+        try:
+            answer: inference.ModelInfoResponse = self._inference.ModelInfo(
+                inference.ModelInfoRequest(), timeout=_STATUS_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        return answer
+
+    def cluster_status(self) -> inference.ClusterStatusResponse:
+        """All workers with load and accounts."""
+        try:
+            answer: inference.ClusterStatusResponse = self._admin.ClusterStatus(
+                inference.ClusterStatusRequest(), timeout=_STATUS_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        return answer
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def _failure(self, error: grpc.RpcError) -> CallFailed:
+        code, details = error.code(), error.details()
+        if code is grpc.StatusCode.UNAVAILABLE and "connect" in (details or "").lower():
+            return CallFailed(f"no kvferry cluster answers at {self._address}; `make serve` it")
+        return CallFailed(f"{code.name}: {details}")

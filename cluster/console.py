@@ -1,0 +1,91 @@
+"""The commands that talk to a running cluster: generate, chat, status."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from cluster.tables import accounts_table, format_bytes, workers_table
+from kvferry.rpc.v1 import inference_pb2 as inference
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from cluster.client import Client
+
+_USER = "user"
+_ASSISTANT = "assistant"
+_END_OF_CHAT = ("/quit", "/exit")
+
+
+def generate(
+    client: Client,
+    prompt: str,
+    sampling: inference.SamplingParams,
+    *,
+    raw: bool,
+    show_usage: bool,
+) -> None:
+    """Print the answer to one prompt as it comes."""
+    request = inference.GenerateRequest(sampling=sampling)
+    if raw:
+        request.text = prompt
+    else:
+        request.chat.messages.add(role=_USER, content=prompt)
+    _, usage = stream_answer(client, request, sys.stdout)
+    if show_usage:
+        print(describe_usage(usage), file=sys.stderr)  # noqa: T201
+
+
+def chat(client: Client, sampling: inference.SamplingParams, source: TextIO) -> None:
+    """Ask for a line, stream the answer, and so on; each turn sends the whole conversation."""
+    history = inference.Chat()
+    print("Empty line or Ctrl-D ends the chat.", file=sys.stderr)  # noqa: T201
+    while True:
+        print("> ", end="", flush=True, file=sys.stderr)  # noqa: T201
+        line = source.readline().strip()
+        if not line or line in _END_OF_CHAT:
+            return
+        history.messages.add(role=_USER, content=line)
+        request = inference.GenerateRequest(chat=history, sampling=sampling)
+        answer, _ = stream_answer(client, request, sys.stdout)
+        history.messages.add(role=_ASSISTANT, content=answer)
+
+
+def status(client: Client) -> None:
+    """Print who serves and the accounts of each worker."""
+    info = client.model_info()
+    answer = client.cluster_status()
+    print(  # noqa: T201
+        f"{info.model} ({info.dtype}), context {info.context_length}, page size {info.page_size}; "
+        f"membership version {answer.membership_version}, "
+        f"{answer.requests_in_flight} requests in flight\n\n"
+        f"{workers_table(answer)}\n\nKV slots\n{accounts_table(answer)}"
+    )
+
+
+def stream_answer(
+    client: Client, request: inference.GenerateRequest, sink: TextIO
+) -> tuple[str, inference.Usage]:
+    """Write the text of an answer as it comes; return all of it, and what it cost."""
+    parts: list[str] = []
+    usage = inference.Usage()
+    for response in client.generate(request):
+        parts.append(response.text)
+        sink.write(response.text)
+        sink.flush()
+        if response.HasField("finish"):
+            usage = response.finish.usage
+    sink.write("\n")
+    return "".join(parts), usage
+
+
+def describe_usage(usage: inference.Usage) -> str:
+    """One line."""
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.prefill_hit_tokens} hit at prefill, "
+        f"{usage.decode_hit_tokens} at decode), {usage.completion_tokens} generated, "
+        f"{usage.moved_tokens} tokens moved ({format_bytes(usage.moved_bytes)}), "
+        f"handoff {usage.handoff_ms:.1f} ms, TTFT {usage.ttft_ms:.0f} ms, "
+        f"ITL {usage.itl_ms:.1f} ms"
+    )

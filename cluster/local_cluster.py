@@ -1,0 +1,190 @@
+"""A whole cluster on this machine: started, waited for, and stopped without a trace.
+
+The calling process owns the cluster. Ray is a private instance with its own directory, so several
+clusters of several processes live side by side; one process owns at most one at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster import ray_runtime
+from cluster.cluster_state import Phase
+from cluster.members import cpus_wanted, members_of
+from cluster.process_census import ProcessEntry, kill_all, processes_of
+from kvferry.config import to_mapping
+from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
+from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from cluster.ray_runtime import SupervisorHandle
+    from cluster.supervisor import ClusterView
+    from kvferry.clock import Clock
+    from kvferry.config import ClusterConfig
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_LAUNCHES_MAX = 3
+"""Launches of one member before starting the cluster is given up."""
+
+_SOCKET_DIRECTORY_CHARACTERS_MAX = 40
+"""Ray's socket paths add about 65 characters to it, and the system allows 107."""
+
+
+class ClusterStartFailed(KvferryError):
+    """A member cannot be started; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """What stopping a cluster left to do by force."""
+
+    killed: tuple[str, ...]
+    """Names of processes that did not end by themselves."""
+    left: tuple[str, ...]
+    """Names of processes that could not be ended. Empty unless the system is in trouble."""
+
+
+class LocalCluster:
+    """A running cluster. Use as a context manager, or call `stop`."""
+
+    def __init__(self, config: ClusterConfig, clock: Clock) -> None:
+        """`config.model.path` must be a local directory (see `engine.model_directory`)."""
+        self.config = config
+        self._clock = clock
+        self.directory = _make_directory()
+        self._reaper = _start_reaper(self.directory)
+        self._supervisor: SupervisorHandle | None = None
+
+    def start(self) -> ClusterView:
+        """Start everything and wait until all members serve.
+
+        Raises `ClusterStartFailed` when a member cannot start, `DeadlineExceeded` when it takes
+        too long. The caller stops the cluster in either case.
+        """
+        specs = members_of(self.config)
+        cpus = max(cpus_wanted(specs), float(os.cpu_count() or 1))
+        ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
+        self._supervisor = ray_runtime.start_supervisor(to_mapping(self.config))
+        return self._wait_until_complete(self._supervisor)
+
+    @property
+    def address(self) -> str:
+        """host:port of the router. Raises `WorkerUnavailable` while there is none."""
+        routers = self.view().routers
+        if not routers:
+            raise WorkerUnavailable("no router is running")
+        return routers[0].address
+
+    def view(self) -> ClusterView:
+        """The members as the supervisor sees them."""
+        return self._running().view()
+
+    def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
+        """The view as soon as its `changes` is beyond `seen`, or after `timeout_s`."""
+        return self._running().wait_for_change(seen, timeout_s)
+
+    def stop(self) -> StopReport:
+        """End every process of the cluster and remove its directory. May be called again."""
+        if self._supervisor is not None:
+            try:
+                self._supervisor.stop()
+            except KvferryError as error:
+                _log.warning("no clean stop", extra={"reason": str(error)})
+            self._supervisor = None
+        ray_runtime.stop_ray()
+        report = self._end_processes()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()
+        self._reaper.wait(STOP_TIMEOUT_S)
+        return report
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _running(self) -> SupervisorHandle:
+        if self._supervisor is None:
+            raise WorkerUnavailable("the cluster is not running")
+        return self._supervisor
+
+    def _wait_until_complete(self, supervisor: SupervisorHandle) -> ClusterView:
+        deadline = self._clock.now() + WORKER_START_TIMEOUT_S
+        view = supervisor.view()
+        while not view.is_complete:
+            for report in view.reports:
+                if report.failed_for_good or report.launches > _LAUNCHES_MAX:
+                    raise ClusterStartFailed(f"{report.name} does not start: {report.last_end}")
+            if self._clock.now() > deadline:
+                missing = [r.name for r in view.reports if r.phase is not Phase.RUNNING]
+                raise DeadlineExceeded(
+                    f"not running after {WORKER_START_TIMEOUT_S:g} s: {', '.join(missing)}"
+                )
+            view = supervisor.wait_for_change(view.changes, timeout_s=1.0)
+        return view
+
+    def _end_processes(self) -> StopReport:
+        """Wait for what is ending, then use force. Zombies count as ended."""
+        killed: dict[int, str] = {}
+        grace_over = self._clock.now() + 0.5 * STOP_TIMEOUT_S
+        give_up = grace_over + STOP_TIMEOUT_S
+        left = self._others()
+        while left and self._clock.now() < give_up:
+            if self._clock.now() > grace_over:
+                killed |= {process.pid: process.name for process in left}
+                kill_all(left)
+            time.sleep(_POLL_S)
+            left = self._others()
+        return StopReport(tuple(killed.values()), tuple(process.name for process in left))
+
+    def _others(self) -> list[ProcessEntry]:
+        return [entry for entry in processes_of(self.directory) if entry.pid != self._reaper.pid]
+
+
+def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfig:
+    """The configuration with its model resolved, as actors expect it."""
+    return dataclasses.replace(
+        config, model=dataclasses.replace(config.model, path=str(directory.resolve()))
+    )
+
+
+def _make_directory() -> Path:
+    parent = tempfile.gettempdir()
+    if len(parent) > _SOCKET_DIRECTORY_CHARACTERS_MAX - len("/kvferry-12345678"):
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="kvferry-", dir=parent))
+
+
+def _start_reaper(directory: Path) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in the terminal must not reach it.
+    return subprocess.Popen(
+        [sys.executable, "-m", "cluster.reaper", str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )

@@ -1,0 +1,72 @@
+"""Plain text tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvferry.rpc.v1 import inference_pb2 as inference
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first is left-aligned, the others right."""
+    lines = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+
+    def render(line: list[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return "  ".join(cells).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([render(lines[0]), rule, *map(render, lines[1:])])
+
+
+def format_bytes(count: int) -> str:
+    """Binary units, three significant digits."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def workers_table(status: inference.ClusterStatusResponse) -> str:
+    """Who the workers are and what they do."""
+    header = (
+        *("worker", "role", "pid", "incarnation", "address", "state"),
+        *("running", "waiting", "handoffs", "indexed"),
+    )
+    return format_table(
+        header,
+        (
+            (
+                *(worker.worker_id, worker.role, str(worker.pid), f"{worker.incarnation:016x}"),
+                *(worker.address, "ok" if worker.reachable else "unreachable"),
+                *(str(worker.load.running), str(worker.load.waiting)),
+                *(str(worker.load.handoffs), str(worker.indexed_pages)),
+            )
+            for worker in status.workers
+        ),
+    )
+
+
+def accounts_table(status: inference.ClusterStatusResponse) -> str:
+    """The KV slots of each worker by owner; the first five add up to the total."""
+    accounts = ("free", "evictable", "protected", "private", "inbound", "total")
+    header = ("worker", *accounts, "pinned", "rows")
+    return format_table(
+        header,
+        (
+            (
+                worker.worker_id,
+                *(str(getattr(worker.accounts, name)) for name in accounts),
+                str(worker.accounts.outbound_pinned),
+                f"{worker.accounts.rows_live}/{worker.accounts.rows_total}",
+            )
+            for worker in status.workers
+        ),
+    )
