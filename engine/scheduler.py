@@ -41,11 +41,6 @@ class Scheduler:
         self._parked: dict[int, Request] = {}
 
     @property
-    def has_work(self) -> bool:
-        """Whether a step could compute something."""
-        return bool(self._decoding or self._prefilling or self._waiting)
-
-    @property
     def running(self) -> int:
         """Requests that take part in steps."""
         return len(self._decoding) + len(self._prefilling)

@@ -87,6 +87,7 @@ class StepLoop:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._parts: tuple[LoopPart, ...] = ()
         self._stopping = threading.Event()
+        self._computed = False
         self._last_turn_s = clock.now()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.snapshot = self._take_snapshot()
@@ -132,17 +133,20 @@ class StepLoop:
                 raise AssertionError(f"no part takes {event!r}")
         for part in self._parts:
             part.tick()
-        self._engine.step()
+        self._computed = self._engine.step()
         for part in self._parts:
             part.after_step()
         self.snapshot = self._take_snapshot()
         self._last_turn_s = self._clock.now()
 
     def _drain(self) -> list[object]:
-        """All events that are there; waits for the first one when there is nothing to compute."""
+        """All events that are there; waits for the first one if the last step had nothing to do.
+
+        Requests may be waiting even then, for KV that only an event or a deadline sets free.
+        """
         events: list[object] = []
         try:
-            if not self._engine.scheduler.has_work:
+            if not self._computed:
                 events.append(self._inbox.get(timeout=self._idle_wait()))
             while True:
                 events.append(self._inbox.get_nowait())
