@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 
 from engine.step_loop import StepLoop
 from kvferry.clock import MonotonicClock
-from kvferry.errors import KvferryError
 from tests.support.digest_model import answer
 from tests.support.engine_bench import EngineBench
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from kvferry.errors import KvferryError
 
 PROMPT = [20, 21, 22, 23, 24]
 
