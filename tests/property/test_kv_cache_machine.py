@@ -48,23 +48,25 @@ class KvCacheMachine(RuleBasedStateMachine):
         self.opened = 0
 
     # --- choices ----------------------------------------------------------------------------
+    # Drawn from lists, because lists are sampled evenly; integers tend to be small.
 
     def _length(self, data: st.DataObject, low: int, high: int) -> int:
         """A length in [low, high], often at or beside the end of a page."""
         size = self.model.page_size
-        pages = data.draw(st.integers(low // size, high // size), label="pages")
+        pages = data.draw(st.sampled_from(range(low // size, high // size + 1)), label="pages")
         offset = data.draw(st.sampled_from((0, 1, size - 1, size // 2)), label="offset")
         return max(low, min(high, pages * size + offset))
 
     def _prompt(self, data: st.DataObject) -> np.ndarray:
-        """Pages of one of two kinds each, so that prompts often share some and then part."""
+        """One of two texts up to a fork, then one of three others: most prompts share pages."""
         size = self.model.page_size
+        pages = self.cache.num_slots // size
         length = self._length(data, 1, self.cache.num_slots // 2)
-        kinds = data.draw(
-            st.lists(st.integers(0, 1), min_size=1, max_size=-(-length // size)), label="kinds"
-        )
-        filled = np.resize(np.asarray(kinds, dtype=np.int32), -(-length // size))
-        return np.repeat(filled, size)[:length]
+        text = data.draw(st.sampled_from((0, 0, 1)), label="text")
+        fork = data.draw(st.sampled_from(range(pages // 2 + 1)), label="fork")
+        tail = data.draw(st.sampled_from((2, 3, 4)), label="tail")
+        kinds = np.where(np.arange(pages) < fork, text, tail).astype(np.int32)
+        return np.repeat(kinds, size)[:length]
 
     def _request(self, data: st.DataObject) -> ModelRequest:
         return data.draw(st.sampled_from(self.model.live), label="request")
@@ -72,35 +74,19 @@ class KvCacheMachine(RuleBasedStateMachine):
     def _frozen(self) -> object:
         """Everything that an operation which fails must leave alone."""
         cache = self.cache
+        kvs = cache.live_requests()
         return (
             sorted(cache.allocator.free_slots().tolist()),
             tree_pages(cache),
             cache.accounts(),
             cache.rows.free_rows(),
-            [(repr(kv), cache.slots(kv, 0, kv.allocated_len).tolist()) for kv in self._kvs()],
+            [(repr(kv), cache.slots(kv, 0, kv.allocated_len).tolist()) for kv in kvs],
         )
 
-    def _kvs(self) -> list:
-        return list(self.cache.live_requests())
+    # --- what rules are made of -------------------------------------------------------------
 
-    # --- rules ------------------------------------------------------------------------------
-
-    @rule(
-        data=st.data(),
-        extra=st.sampled_from(("", "", "", "adapter")),
-        inbound=st.booleans(),
-        shareable=st.sampled_from((True, True, True, False)),
-    )
-    def open(self, data, extra, inbound, shareable):
-        prompt = self._prompt(data)
-        key = ExtraKey(extra)
-        name = f"r{self.opened}"
-        if len(self.model.live) == ROWS:
-            before = self._frozen()
-            with pytest.raises(OutOfRows, match="rows: 0 free"):
-                self.cache.open(name, prompt, key, inbound=inbound, shareable=shareable)
-            assert self._frozen() == before
-            return
+    def _open(self, prompt, extra, *, inbound=False, shareable=True) -> ModelRequest:
+        key, name = ExtraKey(extra), f"r{self.opened}"
         self.opened += 1
         kv = self.cache.open(name, prompt, key, inbound=inbound, shareable=shareable)
         # What is not shared has K/V of its own for the same tokens.
@@ -108,43 +94,103 @@ class KvCacheMachine(RuleBasedStateMachine):
         request = ModelRequest(kv, key, seed, shareable, inbound, prompt, [], 0, 0)
         self.model.opened(request)
         assert kv.prefix_len == request.protected < len(prompt)
+        return request
+
+    def _extend(self, request: ModelRequest, new_len: int) -> bool:
+        """Whether there were slots; if not, nothing changed."""
+        if new_len > len(request.tokens):
+            tail = np.resize(request.tokens[-3:] ^ 1, new_len - len(request.tokens))
+            request.tokens = np.concatenate([request.tokens, tail]).astype(np.int32)
+        shortage = self.model.slots_needed(request, new_len) - len(self.model.free)
+        if shortage > self.model.evictable_slots():
+            before = self._frozen()
+            with pytest.raises(OutOfSlots, match="KV slots needed"):
+                self.cache.extend(request.kv, new_len)
+            assert self._frozen() == before
+            return False
+        given = self.cache.extend(request.kv, new_len)
+        self.model.evicted(tree_pages(self.cache), shortage)
+        needed = self.model.slots_needed(request, new_len)
+        row = self.cache.slots(request.kv, 0, request.kv.allocated_len).tolist()
+        assert len(row) == len(request.slots) + needed
+        self.model.extended(request, row)
+        assert given.tolist() == row[request.committed : new_len]
+        return True
+
+    def _compute(self, request: ModelRequest, new_len: int) -> None:
+        """Write the K/V of positions that have slots, as a forward or a scatter would."""
+        slots = self.cache.slots(request.kv, request.committed, new_len)
+        write_stamps(self.cache, slots, request.stamps()[request.committed : new_len])
+        self.cache.commit(request.kv, new_len)
+        request.committed = new_len
+
+    def _checkpoint(self, request: ModelRequest, up_to: int) -> None:
+        self.cache.checkpoint(request.kv, request.tokens[:up_to])
+        self.model.checkpointed(request, up_to)
+
+    def _release(self, request: ModelRequest, publish: bool) -> None:
+        tokens = request.tokens if publish else None
+        self.cache.release(request.kv, tokens)
+        self.model.released(request, publish)
+        with pytest.raises(AssertionError, match="check 6"):
+            self.cache.release(request.kv, tokens)
+
+    # --- rules ------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.model.live) < ROWS)
+    @rule(
+        data=st.data(),
+        extra=st.sampled_from(("", "", "", "adapter")),
+        inbound=st.booleans(),
+        shareable=st.sampled_from((True, True, True, False)),
+    )
+    def open(self, data, extra, inbound, shareable):
+        self._open(self._prompt(data), extra, inbound=inbound, shareable=shareable)
+
+    @precondition(lambda self: len(self.model.live) == ROWS)
+    @rule(data=st.data())
+    def open_without_a_row(self, data):
+        prompt, before = self._prompt(data), self._frozen()
+        with pytest.raises(OutOfRows, match="rows: 0 free"):
+            self.cache.open("one too many", prompt, ExtraKey(""))
+        assert self._frozen() == before
+
+    @precondition(lambda self: len(self.model.live) < ROWS)
+    @rule(data=st.data(), extra=st.sampled_from(("", "", "adapter")))
+    def serve(self, data, extra):
+        """A whole request between two steps of the others."""
+        prompt = self._prompt(data)
+        request = self._open(prompt, extra)
+        if self._extend(request, len(prompt)):
+            self._compute(request, len(prompt))
+        self._release(request, publish=True)
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data())
     def extend(self, data):
         request = self._request(data)
         room = min(self.cache.num_slots, request.committed + 3 * self.cache.num_slots // 4)
-        new_len = self._length(data, request.committed, room)
-        if new_len > len(request.tokens):
-            tail = np.resize(request.tokens[-3:] ^ 1, new_len - len(request.tokens))
-            request.tokens = np.concatenate([request.tokens, tail]).astype(np.int32)
-        needed = self.model.slots_needed(request, new_len)
-        shortage = needed - len(self.model.free)
-        before = self._frozen()
-        if shortage > self.model.evictable_slots():
-            with pytest.raises(OutOfSlots, match="KV slots needed"):
-                self.cache.extend(request.kv, new_len)
-            assert self._frozen() == before
-            return
-        given = self.cache.extend(request.kv, new_len)
-        self.model.evicted(tree_pages(self.cache), shortage)
-        row = self.cache.slots(request.kv, 0, request.kv.allocated_len).tolist()
-        self.model.extended(request, row)
-        assert len(row) == len(request.slots)
-        assert given.tolist() == row[request.committed : new_len]
+        self._extend(request, self._length(data, request.committed, room))
 
     @precondition(lambda self: any(r.committed < len(r.slots) for r in self.model.live))
     @rule(data=st.data())
     def compute(self, data):
-        """Write the K/V of some positions that have slots, as a forward or a scatter would."""
         ready = [r for r in self.model.live if r.committed < len(r.slots)]
         request = data.draw(st.sampled_from(ready), label="request")
-        high = min(len(request.slots), len(request.tokens))
-        new_len = self._length(data, min(request.committed, high), high)
-        slots = self.cache.slots(request.kv, request.committed, new_len)
-        write_stamps(self.cache, slots, request.stamps()[request.committed : new_len])
-        self.cache.commit(request.kv, new_len)
-        request.committed = new_len
+        high = max(request.committed, min(len(request.slots), len(request.tokens)))
+        self._compute(request, self._length(data, request.committed, high))
+
+    @precondition(lambda self: self.model.live)
+    @rule(data=st.data(), publish=st.booleans())
+    def prefill_chunk(self, data, publish):
+        """Extend towards the prompt's end, compute, and usually publish."""
+        request = self._request(data)
+        high = max(request.committed, len(request.tokens))
+        new_len = self._length(data, request.committed, high)
+        if self._extend(request, new_len):
+            self._compute(request, new_len)
+            if publish and not request.inbound:
+                self._checkpoint(request, new_len)
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data())
@@ -157,8 +203,7 @@ class KvCacheMachine(RuleBasedStateMachine):
                 self.cache.checkpoint(request.kv, request.tokens[:up_to])
             assert self._frozen() == before
             return
-        self.cache.checkpoint(request.kv, request.tokens[:up_to])
-        self.model.checkpointed(request, up_to)
+        self._checkpoint(request, up_to)
 
     @precondition(lambda self: any(r.inbound for r in self.model.live))
     @rule(data=st.data())
@@ -185,17 +230,13 @@ class KvCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), publish=st.booleans())
     def release(self, data, publish):
         request = self._request(data)
-        tokens = request.tokens if publish else None
         if request.pins:
             before = self._frozen()
             with pytest.raises(AssertionError, match="still read by a handoff"):
-                self.cache.release(request.kv, tokens)
+                self.cache.release(request.kv, request.tokens)
             assert self._frozen() == before
-            return
-        self.cache.release(request.kv, tokens)
-        self.model.released(request, publish)
-        with pytest.raises(AssertionError, match="check 6"):
-            self.cache.release(request.kv, tokens)
+        else:
+            self._release(request, publish)
 
     @precondition(lambda self: not self.model.live)
     @rule()
