@@ -1,1 +1,16 @@
-"""."""
+"""The front door and the brain: which workers serve a request, and the client's one stream.
+
+A request's way through this package: `api` (bytes to types) -> `router` (limits, cancelling) ->
+`validation` + `tokenizer` -> `attempts` (choose workers, call, retry) -> `response_stream`
+(tokens to text, stop strings, figures) -> `api` again.
+
+What decides is pure and runs without a network: `prefix_index` (who holds which prefix), `load`
+(who has how much to do), `policy` (predicted milliseconds), `detokenizer`, `stop_strings`,
+`validation`. What talks to workers: `worker_client` (one worker's gRPC), `worker_monitor` (its
+status and KV events), `fleet` (all of them).
+
+May import `kvferry`, and never torch or Ray.
+
+Reading order: `request`, `router`, `attempts`, `policy`, `prefix_index`, `load`, `fleet`,
+`response_stream`, `api`.
+"""

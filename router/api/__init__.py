@@ -1,1 +1,5 @@
-"""."""
+"""The protocols that clients speak to the router.
+
+Reading order: `grpc_server` (what is served), `inference_service`, `admin_service`, then
+`message_parsing` (how a message that cannot be read gets an error naming its field).
+"""

@@ -1,0 +1,49 @@
+"""`kvferry.rpc.v1.Admin`: what operators call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from kvferry.rpc.v1 import inference_pb2
+from router.api.message_parsing import parse_message
+from router.api.messages import summary_to_wire
+from router.api.rpc_errors import status_of_errors
+
+if TYPE_CHECKING:
+    from router.router import Router
+
+ADMIN_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+
+
+class AdminService:
+    """Shows what this router knows of the cluster."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def handler(self) -> Any:
+        """To be registered at a server."""
+        return grpc.method_handlers_generic_handler(
+            ADMIN_SERVICE,
+            {
+                "ClusterStatus": grpc.unary_unary_rpc_method_handler(
+                    self.cluster_status,
+                    response_serializer=inference_pb2.ClusterStatusResponse.SerializeToString,
+                )
+            },
+        )
+
+    async def cluster_status(
+        self, data: bytes, context: Any
+    ) -> inference_pb2.ClusterStatusResponse:
+        """Every worker of the membership, by id."""
+        async with status_of_errors(context):
+            parse_message(inference_pb2.ClusterStatusRequest, data)
+        summaries = sorted(self._router.worker_summaries(), key=lambda each: each.info.worker_id)
+        return inference_pb2.ClusterStatusResponse(
+            membership_version=self._router.fleet.membership_version,
+            workers=[summary_to_wire(summary) for summary in summaries],
+            requests_in_flight=self._router.requests_in_flight,
+        )

@@ -1,0 +1,83 @@
+"""The gRPC front door: inference, admin, standard health and reflection on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvferry.errors import ConfigError
+from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
+from router.api.admin_service import ADMIN_SERVICE, AdminService
+from router.api.inference_service import INFERENCE_SERVICE, InferenceService
+
+if TYPE_CHECKING:
+    from router.router import Router
+
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", CLIENT_MESSAGE_BYTES_MAX),
+    # Without this a second router would silently share the port and take half of the calls.
+    ("grpc.so_reuseport", 0),
+    # Clients may ask as often as every 10 s whether a quiet stream still lives.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+_HEALTH_NAMES = ("", INFERENCE_SERVICE)
+
+
+class FrontDoor:
+    """A running server; made by `serve`."""
+
+    def __init__(self, router: Router, server: Any, health_servicer: Any) -> None:
+        self._router = router
+        self._server = server
+        self._health = health_servicer
+        self._health_task = asyncio.create_task(self._publish_health())
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Take no new calls, give running ones `grace_s`, then end them."""
+        self._health_task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._health_task
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def wait_for_termination(self) -> None:
+        """Return when the server has stopped."""
+        await self._server.wait_for_termination()
+
+    async def _publish_health(self) -> None:
+        """SERVING while some worker that decodes can be reached."""
+        changed = self._router.fleet.readiness_changed
+        statuses = health_pb2.HealthCheckResponse
+        while True:
+            changed.clear()
+            status = statuses.SERVING if self._router.is_ready else statuses.NOT_SERVING
+            for name in _HEALTH_NAMES:
+                await self._health.set(name, status)
+            await changed.wait()
+
+
+async def serve(router: Router, host: str, port: int) -> tuple[FrontDoor, int]:
+    """Start to serve; returns the bound port, which port 0 leaves to the system.
+
+    Raises `ConfigError` naming `router.port` when the address cannot be bound.
+    """
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    health_servicer = health.aio.HealthServicer()
+    server.add_generic_rpc_handlers(
+        (InferenceService(router).handler(), AdminService(router).handler())
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    names = (INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    try:
+        bound_port = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError("router.port", f"cannot bind {host}:{port}: {error}") from error
+    await server.start()
+    return FrontDoor(router, server, health_servicer), bound_port

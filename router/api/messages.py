@@ -1,0 +1,97 @@
+"""Client messages to the router's types, and back. No checks beyond what types need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvferry import convert
+from kvferry.rpc.v1 import inference_pb2
+from router.request import ChatInput, ChatMessage, ClientRequest, TextInput, TokenInput
+
+if TYPE_CHECKING:
+    from router.fleet import WorkerSummary
+    from router.request import Finish, PromptInput, ResponseChunk
+
+
+def request_from_wire(
+    message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None
+) -> ClientRequest:
+    """`seed` is used where the client set none. Raises `InvalidInput` for an id beyond int32."""
+    return ClientRequest(
+        request_id=message.request_id,
+        model=message.model,
+        input=_input_from_wire(message),
+        sampling=convert.sampling_from_wire(message.sampling, seed),
+        cache_salt=message.cache_salt,
+        timeout_s=timeout_s,
+    )
+
+
+def chunk_to_wire(chunk: ResponseChunk) -> inference_pb2.GenerateResponse:
+    """Logprobs come for all tokens of a chunk or for none."""
+    message = inference_pb2.GenerateResponse(
+        request_id=chunk.request_id,
+        text=chunk.text,
+        token_ids=[token.token_id for token in chunk.tokens],
+        logprobs=[
+            convert.logprobs_to_wire(token.logprobs)
+            for token in chunk.tokens
+            if token.logprobs is not None
+        ],
+    )
+    if chunk.finish is not None:
+        message.finish.CopyFrom(_finish_to_wire(chunk.finish))
+    return message
+
+
+def summary_to_wire(summary: WorkerSummary) -> inference_pb2.WorkerSummary:
+    """Load and accounts are left out before the worker's first answer."""
+    message = inference_pb2.WorkerSummary(
+        worker_id=summary.info.worker_id,
+        role=summary.info.role.value,
+        incarnation=summary.info.incarnation,
+        address=summary.info.address,
+        reachable=summary.is_reachable,
+        pid=summary.pid or 0,
+        indexed_pages=summary.indexed_blocks,
+    )
+    if summary.load is not None:
+        message.load.CopyFrom(convert.load_to_wire(summary.load))
+    if summary.accounts is not None:
+        message.accounts.CopyFrom(convert.accounts_to_wire(summary.accounts))
+    return message
+
+
+def _input_from_wire(message: inference_pb2.GenerateRequest) -> PromptInput | None:
+    match message.WhichOneof("input"):
+        case "text":
+            return TextInput(message.text)
+        case "token_ids":
+            return TokenInput(convert.token_ids_from_wire(message.token_ids.ids))
+        case "chat":
+            turns = message.chat.messages
+            return ChatInput(tuple(ChatMessage(turn.role, turn.content) for turn in turns))
+        case _:
+            return None
+
+
+def _finish_to_wire(finish: Finish) -> inference_pb2.Finish:
+    usage = finish.usage
+    return inference_pb2.Finish(
+        reason=convert.finish_reason_to_wire(finish.reason),
+        stop_string=finish.stop_string,
+        usage=inference_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            prefill_hit_tokens=usage.kv.prefill_hit_tokens,
+            decode_hit_tokens=usage.kv.decode_hit_tokens,
+            moved_tokens=usage.kv.moved_tokens,
+            moved_bytes=usage.kv.moved_bytes,
+            handoff_ms=usage.kv.handoff_ms,
+            ttft_ms=usage.ttft_ms,
+            itl_ms=usage.itl_ms,
+            prefill_worker=usage.prefill_worker or "",
+            decode_worker=usage.decode_worker or "",
+            attempt=usage.attempt,
+        ),
+    )

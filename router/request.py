@@ -1,0 +1,108 @@
+"""What a client asks for and what it gets back, free of any wire format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from kvferry.generation import AttemptUsage, FinishReason, OutputToken
+    from kvferry.ids import Attempt, ExtraKey, RequestId, TokenIds, WorkerId
+    from kvferry.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """A prompt as text; the tokenizer adds its own special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenInput:
+    """A prompt as token ids, taken as it is."""
+
+    token_ids: TokenIds
+    """[tokens], int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """A conversation, rendered with the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+PromptInput: TypeAlias = TextInput | TokenInput | ChatInput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClientRequest:
+    """A request as it came in; nothing is validated yet."""
+
+    request_id: str
+    """Empty: the router chooses one."""
+    model: str
+    """Empty: the served model."""
+    input: PromptInput | None
+    sampling: SamplingParams
+    cache_salt: str = ""
+    timeout_s: float | None = None
+    """Time the client is willing to wait; None leaves it to the router's configuration."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValidRequest:
+    """A request that can be served: ids in range, everything fits into the context."""
+
+    request_id: RequestId
+    prompt: TokenIds
+    """[prompt_tokens], int32, at least one, fewer than the context length."""
+    sampling: SamplingParams
+    extra_key: ExtraKey
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request cost and where its KV came from."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    attempt: Attempt
+    """The attempt that completed."""
+    decode_worker: WorkerId | None
+    prefill_worker: WorkerId | None
+    """None: the decode worker computed the prompt, or nothing was computed."""
+    kv: AttemptUsage
+    ttft_ms: float
+    """From the arrival of the request to its first token; 0 without any token."""
+    itl_ms: float
+    """Mean time between tokens after the first; 0 for fewer than two tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why the stream ended."""
+
+    reason: FinishReason
+    usage: Usage
+    stop_string: str = ""
+    """The stop string that ended the text, if one did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseChunk:
+    """What is new since the chunk before. Text may lag behind tokens, never the other way."""
+
+    request_id: RequestId
+    text: str
+    tokens: tuple[OutputToken, ...]
+    finish: Finish | None = None

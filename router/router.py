@@ -1,0 +1,199 @@
+"""The router: takes clients' requests, has workers serve them, gives each client one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from kvferry.errors import (
+    DeadlineExceeded,
+    DuplicateRequest,
+    Overloaded,
+    RequestCancelled,
+    WorkerUnavailable,
+)
+from kvferry.ids import RequestId
+from kvferry.kv_events import event_block_tokens
+from router.attempts import AttemptRunner
+from router.fleet import Fleet
+from router.model_card import read_model_card
+from router.policy import CostModel
+from router.request import ChatInput, TextInput
+from router.request_control import RequestControl
+from router.response_stream import ResponseStream
+from router.tokenizer import load_tokenizer
+from router.validation import check_fields, check_request_id, encode_prompt, fit_to_context
+from router.worker_client import GrpcWorkerClient
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import AsyncGenerator, Callable, Iterator
+    from pathlib import Path
+
+    from kvferry.clock import Clock
+    from kvferry.config import ClusterConfig
+    from kvferry.ids import TokenIds
+    from kvferry.membership import Membership, WorkerInfo
+    from router.fleet import WorkerSummary
+    from router.model_card import ModelCard
+    from router.request import ClientRequest, PromptInput, ResponseChunk
+    from router.worker_client import WorkerClient
+
+_INLINE_ENCODE_CHARACTERS_MAX = 4096
+"""A longer text is tokenized beside the event loop: this much takes about a millisecond, which
+is also what a hop to another thread may cost on a busy machine."""
+
+_RETRY_AFTER_S = 1.0
+
+
+class Router:
+    """One router replica. Everything runs on one event loop."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        model_directory: Path,
+        clock: Clock,
+        rng: random.Random,
+        connect: Callable[[WorkerInfo], WorkerClient] = GrpcWorkerClient,
+    ) -> None:
+        """Reads the tokenizer; raises `ConfigError`. `rng` draws seeds and breaks ties."""
+        self.config = config
+        self.card: ModelCard = read_model_card(
+            model_directory, config.model.dtype, config.model.context_length
+        )
+        self.tokenizer = load_tokenizer(model_directory)
+        block_tokens = event_block_tokens(config.cache.page_size)
+        self._clock = clock
+        self._rng = rng
+        self._in_flight: dict[RequestId, RequestControl] = {}
+        self._is_stopping = False
+        self.fleet = Fleet(
+            clock=clock,
+            block_tokens=block_tokens,
+            status_interval_s=config.router.status_interval_s,
+            connect=connect,
+        )
+        self._attempts = AttemptRunner(
+            fleet=self.fleet,
+            cost_model=CostModel(
+                kv_bytes_per_token=self.card.kv_bytes_per_token,
+                running_max=config.scheduler.running_max,
+                local_prefill_tokens_max=config.handoff.local_prefill_tokens_max,
+            ),
+            block_tokens=block_tokens,
+            clock=clock,
+            rng=rng,
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be served now."""
+        return self.fleet.is_ready and not self._is_stopping
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests accepted and not ended."""
+        return len(self._in_flight)
+
+    async def start(self) -> None:
+        """Accept requests. Workers come with `set_membership`."""
+        self._is_stopping = False
+
+    async def stop(self) -> None:
+        """End every request with `WorkerUnavailable` and forget the workers."""
+        self._is_stopping = True
+        for control in tuple(self._in_flight.values()):
+            control.end(WorkerUnavailable("the router is shutting down"))
+        await self.fleet.stop()
+
+    async def set_membership(self, membership: Membership) -> None:
+        """Use these workers from now on; older versions are ignored."""
+        await self.fleet.set_membership(membership)
+
+    def draw_seed(self) -> int:
+        """A seed for a request whose client set none."""
+        return self._rng.getrandbits(63)
+
+    def worker_summaries(self) -> list[WorkerSummary]:
+        """Every worker as this router knows it."""
+        return self.fleet.summaries()
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request by its whole id; False if none of that id is in flight."""
+        control = self._in_flight.get(RequestId(request_id))
+        if control is None:
+            return False
+        control.end(RequestCancelled(f"request {request_id} was cancelled"))
+        return True
+
+    async def generate(self, request: ClientRequest) -> AsyncGenerator[ResponseChunk, None]:
+        """The answer in pieces, the last one with `finish`.
+
+        Closing the generator ends the request at its worker. Raises `KvferryError`.
+        """
+        arrived_at = self._clock.now()
+        request_id = check_request_id(request.request_id)
+        check_fields(request, self.config.model.served_name, self.card)
+        with self._admitted(request_id, request.timeout_s, arrived_at) as control:
+            assert request.input is not None, "checked above"
+            prompt = await self._encode(request.input)
+            valid = fit_to_context(request_id, request, prompt, self._context_length())
+            stream = ResponseStream(
+                valid,
+                self.tokenizer.detokenizer(),
+                eos_token_ids=self.card.eos_token_ids,
+                clock=self._clock,
+                arrived_at=arrived_at,
+            )
+            try:
+                async with contextlib.aclosing(self._attempts.run(valid, control)) as outputs:
+                    async for routed in outputs:
+                        chunk = stream.take(routed)
+                        yield chunk
+                        if chunk.finish is not None:
+                            return
+            except RequestCancelled:
+                yield stream.cancelled()
+
+    @contextlib.contextmanager
+    def _admitted(
+        self, request_id: RequestId, timeout_s: float | None, arrived_at: float
+    ) -> Iterator[RequestControl]:
+        """Hold one of the places for requests, and the request's deadline, while inside."""
+        if self._is_stopping:
+            raise WorkerUnavailable("the router is shutting down")
+        if request_id in self._in_flight:
+            raise DuplicateRequest(request_id)
+        limit = self.config.router.requests_max
+        if len(self._in_flight) >= limit:
+            raise Overloaded(f"{limit} requests are in flight already", _RETRY_AFTER_S)
+        longest_s = self.config.router.request_timeout_s
+        timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
+        control = RequestControl(request_id, arrived_at, arrived_at + timeout_s)
+        expired = DeadlineExceeded(f"request {request_id} was not done within {timeout_s:g} s")
+        timer = asyncio.get_running_loop().call_later(timeout_s, control.end, expired)
+        self._in_flight[request_id] = control
+        try:
+            yield control
+        finally:
+            timer.cancel()
+            del self._in_flight[request_id]
+
+    async def _encode(self, prompt: PromptInput) -> TokenIds:
+        match prompt:
+            case TextInput(text):
+                size = len(text)
+            case ChatInput(messages):
+                size = sum(len(message.content) for message in messages)
+            case _:
+                size = 0
+        if size <= _INLINE_ENCODE_CHARACTERS_MAX:
+            return encode_prompt(prompt, self.tokenizer)
+        return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer)
+
+    def _context_length(self) -> int:
+        """Bounded by the model and by what fits into a worker's KV memory."""
+        slots = self.fleet.kv_slots_max()
+        return self.card.context_length if slots is None else min(self.card.context_length, slots)

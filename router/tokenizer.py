@@ -1,0 +1,128 @@
+"""The served model's tokenizer: text and conversations to token ids, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+
+from kvferry.errors import ConfigError, InvalidInput
+from router.chat_template import ChatTemplate
+from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from router.model_card import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from kvferry.ids import TokenIds
+    from router.detokenizer import Detokenizer
+    from router.request import ChatMessage
+
+_SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """Thread-safe: encoding may run beside the event loop."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, chat_template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._is_byte_level = _has_byte_level_decoder(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return self._chat_template is not None
+
+    def encode(self, text: str) -> TokenIds:
+        """Ids of a text prompt, with the special tokens that the tokenizer itself adds."""
+        return self._ids(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        """Ids of a rendered conversation.
+
+        The template writes all special tokens, so the tokenizer adds none. Raises
+        `InvalidInput` naming `chat` when the model has no template or this one refuses.
+        """
+        if self._chat_template is None:
+            raise InvalidInput("chat", "this model has no chat template; send text or token_ids")
+        return self._ids(self._chat_template.render(messages), add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a whole sequence, without special tokens."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one, for one stream of tokens."""
+        if self._is_byte_level:
+            return ByteLevelDetokenizer(self._shown_token)
+        return WindowDetokenizer(self.decode)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> TokenIds:
+        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return np.asarray(encoding.ids, dtype=np.int32)
+
+    def _shown_token(self, token_id: int) -> str | None:
+        if token_id in self._special_ids:
+            return None
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+
+    Only the first must exist. Raises `ConfigError` naming `model.path`.
+    """
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError("model.path", f"{file} does not exist")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError("model.path", f"{file} is not a tokenizer: {error}") from error
+    # Stored settings for training batches; a prompt is never cut or padded silently.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Tokenizer(tokenizer, _load_chat_template(directory))
+
+
+def _load_chat_template(directory: Path) -> ChatTemplate | None:
+    config_file = directory / "tokenizer_config.json"
+    config = read_json(config_file) if config_file.is_file() else {}
+    template_file = directory / "chat_template.jinja"
+    if template_file.is_file():
+        source: str | None = template_file.read_text(encoding="utf-8")
+    else:
+        source = _template_source(config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _template_source(value: Any) -> str | None:
+    """One template, or the one named `default` of several."""
+    if isinstance(value, list):
+        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _SPECIAL_TOKEN_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _has_byte_level_decoder(tokenizer: tokenizers.Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    stages = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    return [stage.get("type") for stage in stages] == ["ByteLevel"]

@@ -1,0 +1,239 @@
+"""One worker as the router speaks to it: an interface, and its gRPC implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import grpc
+import grpc.aio
+
+from kvferry import convert
+from kvferry.errors import (
+    STATUS,
+    DeadlineExceeded,
+    ErrorKind,
+    InternalError,
+    KvferryError,
+    Overloaded,
+    WorkerUnavailable,
+)
+from kvferry.limits import WORKER_MESSAGE_BYTES_MAX
+from kvferry.rpc.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from kvferry.accounts import KvAccounts, WorkerLoad
+    from kvferry.generation import AttemptOutput, AttemptRequest
+    from kvferry.ids import Incarnation
+    from kvferry.kv_events import KvEventBatch
+    from kvferry.membership import WorkerInfo
+
+RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""gRPC's own trailing metadata for "try again after"; its clients' retry policies read it."""
+
+_RETRY_AFTER_DEFAULT_S = 1.0
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", WORKER_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", WORKER_MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    # Own connection per client object: a restarted worker must not inherit another's backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker's answer to a status call."""
+
+    incarnation: Incarnation
+    load: WorkerLoad
+    accounts: KvAccounts
+    pid: int
+
+
+class AttemptStream(Protocol):
+    """The outputs of one attempt."""
+
+    async def read(self) -> AttemptOutput | None:
+        """The next output; None after the last one. Raises `KvferryError`."""
+        ...
+
+    def abort(self, error: KvferryError) -> None:
+        """End the attempt at the worker; a pending or later `read` raises `error`.
+
+        Does nothing to an attempt that has ended. May be called at any time, any number of times.
+        """
+        ...
+
+
+class WorkerClient(Protocol):
+    """Calls to one worker process. Everything may raise `KvferryError`."""
+
+    def generate(self, request: AttemptRequest, timeout_s: float) -> AttemptStream:
+        """Start an attempt."""
+        ...
+
+    def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
+        """KV events from now on, beginning with a snapshot."""
+        ...
+
+    async def status(self, timeout_s: float) -> WorkerStatus:
+        """Ask for load and accounts."""
+        ...
+
+    def abort_streams(self, error: KvferryError) -> None:
+        """End every attempt that is running here, because the worker is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Free the connection."""
+        ...
+
+
+class GrpcWorkerClient:
+    """`WorkerClient` over one gRPC channel."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._info = info
+        self._channel = grpc.aio.insecure_channel(info.address, options=_CHANNEL_OPTIONS)
+        service = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+        self._generate = self._channel.unary_stream(
+            f"/{service}/Generate",
+            request_serializer=worker_pb2.AttemptRequest.SerializeToString,
+            response_deserializer=worker_pb2.AttemptOutput.FromString,
+        )
+        self._kv_events = self._channel.unary_stream(
+            f"/{service}/KvEvents",
+            request_serializer=worker_pb2.KvEventsRequest.SerializeToString,
+            response_deserializer=worker_pb2.KvEventBatch.FromString,
+        )
+        self._status = self._channel.unary_unary(
+            f"/{service}/Status",
+            request_serializer=worker_pb2.WorkerStatusRequest.SerializeToString,
+            response_deserializer=worker_pb2.WorkerStatusResponse.FromString,
+        )
+        self._streams: set[_GrpcAttemptStream] = set()
+
+    def generate(self, request: AttemptRequest, timeout_s: float) -> AttemptStream:
+        """Start an attempt; the worker drops it by itself after `timeout_s`."""
+        message = convert.attempt_request_to_wire(request, self._info.incarnation)
+        stream = _GrpcAttemptStream(self._generate(message, timeout=timeout_s), self._info)
+        self._streams.add(stream)
+        stream.call.add_done_callback(lambda _: self._streams.discard(stream))
+        return stream
+
+    async def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
+        """Batches until the stream breaks, which raises."""
+        call = self._kv_events(worker_pb2.KvEventsRequest())
+        try:
+            async for message in call:
+                yield convert.kv_batch_from_wire(message)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self._info) from error
+        finally:
+            call.cancel()
+
+    async def status(self, timeout_s: float) -> WorkerStatus:
+        """Raises `WorkerUnavailable` when another incarnation answers at this address."""
+        try:
+            message = await self._status(worker_pb2.WorkerStatusRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self._info) from error
+        if message.incarnation != self._info.incarnation:
+            raise WorkerUnavailable(f"worker {self._info.worker_id} was started anew")
+        return WorkerStatus(
+            incarnation=self._info.incarnation,
+            load=convert.load_from_wire(message.load),
+            accounts=convert.accounts_from_wire(message.accounts),
+            pid=message.pid,
+        )
+
+    def abort_streams(self, error: KvferryError) -> None:
+        """End every attempt of this client."""
+        for stream in tuple(self._streams):
+            stream.abort(error)
+
+    async def close(self) -> None:
+        """Close the channel; calls that still run are cancelled."""
+        await self._channel.close()
+
+
+class _GrpcAttemptStream:
+    """`AttemptStream` over one call."""
+
+    def __init__(self, call: Any, info: WorkerInfo) -> None:
+        self.call = call
+        self._info = info
+        self._error: KvferryError | None = None
+
+    async def read(self) -> AttemptOutput | None:
+        """See `AttemptStream`."""
+        self._raise_if_aborted()
+        try:
+            message = await self.call.read()
+        except asyncio.CancelledError:
+            # Either `abort` cancelled the call, or somebody cancelled the task that reads it.
+            if not _is_task_cancelled():
+                self._raise_if_aborted()
+            raise
+        except grpc.aio.AioRpcError as error:
+            self._raise_if_aborted()
+            raise error_from_rpc(error, self._info) from error
+        if message is grpc.aio.EOF:
+            return None
+        return convert.attempt_output_from_wire(message)
+
+    def abort(self, error: KvferryError) -> None:
+        """See `AttemptStream`."""
+        if self._error is None and not self.call.done():
+            self._error = error
+            self.call.cancel()
+
+    def _raise_if_aborted(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError, info: WorkerInfo) -> KvferryError:
+    """The error a worker's failed call stands for.
+
+    Not its words alone: a client must be able to see which worker failed.
+    """
+    text = f"worker {info.worker_id}: {error.details() or error.code().name}"
+    match _KIND_OF_CODE.get(error.code().name):
+        case ErrorKind.OVERLOADED:
+            return Overloaded(text, _retry_after_s(error))
+        case ErrorKind.UNAVAILABLE:
+            return WorkerUnavailable(text)
+        case ErrorKind.DEADLINE:
+            return DeadlineExceeded(text)
+        case _:
+            # A request we validated was refused, or the worker broke: either is a fault of ours.
+            return InternalError(text)
+
+
+_KIND_OF_CODE = {status.grpc: kind for kind, status in STATUS.items()} | {
+    # How a worker refuses a call that was meant for another incarnation.
+    "FAILED_PRECONDITION": ErrorKind.UNAVAILABLE,
+    # A server that shuts down ends its calls with this; the request itself was not ended.
+    "CANCELLED": ErrorKind.UNAVAILABLE,
+}
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
+    for key, value in error.trailing_metadata() or ():
+        if key == RETRY_PUSHBACK_KEY and str(value).isdigit():
+            return int(value) / 1000.0
+    return _RETRY_AFTER_DEFAULT_S
+
+
+def _is_task_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,135 @@
+"""Follows one worker: asks for its status in intervals, and reads its stream of KV events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.limits import (
+    KV_EVENTS_RETRY_S,
+    WORKER_STATUS_FAILURES_MAX,
+    WORKER_STATUS_TIMEOUT_S,
+)
+from router.prefix_index import EventGap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from kvferry.clock import Clock
+    from kvferry.membership import WorkerInfo
+    from router.load import LoadBook
+    from router.prefix_index import PrefixIndex
+    from router.worker_client import WorkerClient, WorkerStatus
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerMonitor:
+    """Keeps the load book and one pool's index up to date about one worker."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        client: WorkerClient,
+        *,
+        loads: LoadBook,
+        index: PrefixIndex,
+        clock: Clock,
+        interval_s: float,
+        on_reachable: Callable[[], None],
+    ) -> None:
+        """`on_reachable` is called whenever `is_reachable` changed."""
+        self.info = info
+        self.is_reachable = False
+        """Whether the last status call was answered; False before the first."""
+        self.last_status: WorkerStatus | None = None
+        self._client = client
+        self._loads = loads
+        self._index = index
+        self._clock = clock
+        self._interval_s = interval_s
+        self._on_reachable = on_reachable
+        self._failures = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to follow the worker."""
+        self._tasks = [
+            asyncio.create_task(self._guard(self._poll_status())),
+            asyncio.create_task(self._guard(self._follow_events())),
+        ]
+
+    async def stop(self) -> None:
+        """Stop following; the worker's blocks are forgotten before anything is awaited."""
+        self._index.drop(self.info.worker_id)
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        # A batch may have been applied between the first line and the end of the task.
+        self._tasks = []
+        self._index.drop(self.info.worker_id)
+
+    async def check(self) -> None:
+        """Ask for the status once; bounded by `WORKER_STATUS_TIMEOUT_S`."""
+        asked_at = self._clock.now()
+        try:
+            status = await self._client.status(WORKER_STATUS_TIMEOUT_S)
+        except KvferryError as error:
+            self._note_failure(error)
+            return
+        self._failures = 0
+        self.last_status = status
+        self._loads.report(self.info.worker_id, asked_at, status.load, status.accounts)
+        self._set_reachable(True)
+
+    def _note_failure(self, error: KvferryError) -> None:
+        self._failures += 1
+        if self.is_reachable:
+            _log.warning(
+                "worker does not answer",
+                extra={"worker_id": self.info.worker_id, "reason": str(error)},
+            )
+        self._set_reachable(False)
+        if self._failures >= WORKER_STATUS_FAILURES_MAX:
+            lost = f"worker {self.info.worker_id} has not answered {self._failures} times: {error}"
+            self._client.abort_streams(WorkerUnavailable(lost))
+
+    def _set_reachable(self, reachable: bool) -> None:
+        if reachable != self.is_reachable:
+            self.is_reachable = reachable
+            self._on_reachable()
+
+    async def _poll_status(self) -> None:
+        while True:
+            await self.check()
+            await asyncio.sleep(self._interval_s)
+
+    async def _follow_events(self) -> None:
+        """Subscribe for ever: a new subscription begins with a snapshot, which mends a gap."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._client.kv_events()) as batches:
+                    async for batch in batches:
+                        if batch.incarnation == self.info.incarnation:
+                            self._index.apply(batch)
+            except (EventGap, KvferryError) as error:
+                _log.info(
+                    "KV events interrupted",
+                    extra={"worker_id": self.info.worker_id, "reason": str(error)},
+                )
+            self._index.drop(self.info.worker_id)
+            await asyncio.sleep(KV_EVENTS_RETRY_S)
+
+    async def _guard(self, loop: Coroutine[None, None, None]) -> None:
+        """Outermost frame of a task: a bug of ours costs this worker, visibly."""
+        try:
+            await loop
+        except Exception:  # noqa: BLE001 - ends the task, with the reason in the log
+            _log.exception("monitor failed", extra={"worker_id": self.info.worker_id})
+            self._index.drop(self.info.worker_id)
+            self._set_reachable(False)

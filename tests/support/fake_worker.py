@@ -1,0 +1,137 @@
+"""A worker without a model: a real gRPC server that answers as its script says."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from kvferry import convert
+from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.generation import AttemptFinish, AttemptOutput, AttemptUsage, FinishReason, OutputToken
+from kvferry.ids import Incarnation, WorkerId, new_incarnation
+from kvferry.kv_events import KvEventBatch
+from kvferry.membership import Role, WorkerInfo
+from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvferry.generation import AttemptRequest
+    from kvferry.kv_events import KvEvent
+
+
+@dataclass(slots=True)
+class Script:
+    """How a fake worker answers `Generate`."""
+
+    tokens: tuple[int, ...] = ()
+    """Empty: echo the prompt."""
+    reason: FinishReason = FinishReason.STOP
+    fail_after: int | None = None
+    """Abort with `fail_code` after this many tokens."""
+    fail_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    fail_trailing: tuple[tuple[str, str], ...] = ()
+    hang_after: int | None = None
+    """Stop answering, without ending the call, after this many tokens."""
+    tokens_per_output: int = 1
+    usage: AttemptUsage = field(default_factory=AttemptUsage)
+
+
+@dataclass(eq=False)
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Serves until `stop`."""
+
+    worker_id: str
+    role: Role = Role.BOTH
+    incarnation: Incarnation = field(default_factory=new_incarnation)
+    script: Callable[[AttemptRequest], Script] = lambda _: Script()
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    accounts: KvAccounts = field(
+        default_factory=lambda: KvAccounts(10_000, 0, 0, 0, 0, 10_000, 0, 0, 64)
+    )
+    requests: list[AttemptRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    """Ids of attempts whose call was cancelled."""
+    subscriptions: int = 0
+    status_fails: bool = False
+
+    async def start(self) -> WorkerInfo:
+        self._held: tuple[int, ...] = ()
+        self._sequence = 0
+        self._subscribers: list[asyncio.Queue[KvEventBatch]] = []
+        self._server: Any = grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        self.info = WorkerInfo(
+            WorkerId(self.worker_id), self.role, self.incarnation, f"127.0.0.1:{port}"
+        )
+        return self.info
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    def emit(self, *events: KvEvent, skip: int = 0) -> None:
+        """Publish a batch; `skip` leaves out sequence numbers, as if batches were lost."""
+        self._sequence += 1 + skip
+        batch = self._batch(False, events)
+        for queue in self._subscribers:
+            queue.put_nowait(batch)
+
+    def _batch(self, snapshot: bool, events: tuple[KvEvent, ...]) -> KvEventBatch:
+        return KvEventBatch(
+            WorkerId(self.worker_id), self.incarnation, self._sequence, snapshot, events
+        )
+
+    snapshot_events: tuple[KvEvent, ...] = ()
+
+    async def Generate(self, message: Any, context: Any) -> None:
+        request = convert.attempt_request_from_wire(message)
+        self.requests.append(request)
+        script = self.script(request)
+        tokens = script.tokens or tuple(request.prompt.tolist())
+        try:
+            sent = 0
+            while sent < len(tokens):
+                if script.fail_after is not None and sent >= script.fail_after:
+                    break
+                if script.hang_after is not None and sent >= script.hang_after:
+                    await asyncio.Event().wait()
+                piece = tokens[sent : sent + script.tokens_per_output]
+                sent += len(piece)
+                finish = None
+                if sent == len(tokens) and script.fail_after is None and script.hang_after is None:
+                    finish = AttemptFinish(script.reason, script.usage)
+                output = AttemptOutput(tuple(map(OutputToken, piece)), finish)
+                await context.write(convert.attempt_output_to_wire(output))
+            if script.hang_after is not None:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(str(request.id))
+            raise
+        if script.fail_after is not None:
+            await context.abort(script.fail_code, "scripted failure", script.fail_trailing)
+
+    async def KvEvents(self, message: Any, context: Any) -> None:
+        self.subscriptions += 1
+        queue: asyncio.Queue[KvEventBatch] = asyncio.Queue()
+        await context.write(convert.kv_batch_to_wire(self._batch(True, self.snapshot_events)))
+        self._subscribers.append(queue)
+        while True:
+            await context.write(convert.kv_batch_to_wire(await queue.get()))
+
+    async def Status(self, message: Any, context: Any) -> Any:
+        if self.status_fails:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
+        return worker_pb2.WorkerStatusResponse(
+            worker_id=self.worker_id,
+            role=self.role.value,
+            incarnation=self.incarnation,
+            load=convert.load_to_wire(self.load),
+            accounts=convert.accounts_to_wire(self.accounts),
+            pid=4711,
+        )
