@@ -97,6 +97,7 @@ class _Member:
     """Launches that ended since one of them last ran for long enough."""
     info: MemberInfo | None = None
     last_end: str = ""
+    has_run: bool = False
     failed_for_good: bool = False
 
 
@@ -177,6 +178,7 @@ class ClusterState:
             return
         now = self._clock.now()
         member.phase = Phase.RUNNING
+        member.has_run = True
         member.started_at = now
         member.due = now + HEALTH_SILENCE_MAX_S
         member.info = info
@@ -192,12 +194,15 @@ class ClusterState:
             member.due = self._clock.now() + HEALTH_SILENCE_MAX_S
 
     def ended(self, name: str, launch: int, reason: str, *, for_good: bool = False) -> None:
-        """A launch's process is gone. `for_good`: starting it again would fail the same way."""
+        """A launch's process is gone. `for_good`: starting it again would fail the same way.
+
+        A member that has run before is tried again all the same: its configuration was good.
+        """
         member = self._current(name, launch)
         if member is None or member.phase not in (Phase.STARTING, Phase.RUNNING):
             return
         self._end(member, reason)
-        member.failed_for_good = for_good
+        member.failed_for_good = for_good and not member.has_run
         self._publish()
 
     def shut_down(self) -> list[Effect]:

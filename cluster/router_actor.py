@@ -23,9 +23,8 @@ from kvferry.telemetry import configure_logging
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import grpc
-
     from kvferry.membership import Membership
+    from router.api.grpc_server import FrontDoor
     from router.router import Router
 
 _log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class RouterActor:
         self._port = port
         self._stopped = asyncio.Event()
         self._router: Router | None = None
-        self._server: grpc.aio.Server | None = None
+        self._front_door: FrontDoor | None = None
 
     async def start(self) -> StartOutcome:
         """Load the tokenizer and open the front door."""
@@ -57,7 +56,7 @@ class RouterActor:
             directory = Path(self._config.model.path)
             self._router = Router(self._config, directory, MonotonicClock(), random.Random())
             await self._router.start()
-            self._server, port = await serve(self._router, self._host, self._port)
+            self._front_door, port = await serve(self._router, self._host, self._port)
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
@@ -78,8 +77,8 @@ class RouterActor:
 
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, close."""
-        if self._server is not None:
-            await self._server.stop(_GRACE_S)
+        if self._front_door is not None:
+            await self._front_door.stop(_GRACE_S)
         if self._router is not None:
             await self._router.stop()
         self._stopped.set()

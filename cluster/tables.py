@@ -25,13 +25,13 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Binary units, three significant digits."""
+    """Binary units, four significant digits."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.3g} {unit}"
+            return f"{value:.4g} {unit}"
         value /= 1024
-    return f"{value:.3g} TiB"
+    return f"{value:.4g} TiB"
 
 
 def workers_table(status: inference.ClusterStatusResponse) -> str:

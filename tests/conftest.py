@@ -1,0 +1,36 @@
+"""Settings of every test: how hard Hypothesis tries, and markers that follow from the folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    import pytest
+
+settings.register_profile("dev", max_examples=25, deadline=None)
+settings.register_profile(
+    "ci",
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    # Two busy cores make data generation slow now and then; that is no fault of a test.
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("nightly", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+_ROOT = Path(__file__).parent
+_MARKED_FOLDERS = ("property", "simulation", "cluster", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test in tests/<marker>/ has that marker, so that nobody forgets it."""
+    for item in items:
+        folder = item.path.relative_to(_ROOT).parts[0]
+        if folder in _MARKED_FOLDERS:
+            item.add_marker(folder)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from cluster import cli
+from kvferry.config import settings
+from kvferry.rpc.v1 import inference_pb2 as inference
+
+
+def parse(*arguments):
+    return cli.build_parser().parse_args(list(arguments))
+
+
+def test_every_setting_is_a_flag_of_serve():
+    for name, _ in settings():
+        arguments = vars(parse("serve", f"--{name}", "7"))
+        assert arguments[f"setting:{name}"] == "7", name
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = tmp_path / "kvferry.yaml"
+    file.write_text("cache: {page_size: 4, rows: 8}\n")
+    arguments = parse("serve", "--config", str(file), "--cache.page_size", "64")
+    config = cli._config_of(arguments)
+    assert (config.cache.page_size, config.cache.rows) == (64, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
+        (["serve", "--nonsense"], "unknown argument --nonsense"),
+        (["generate"], "prompt"),
+        (["generate", "hello", "--temperature", "warm"], "--temperature"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_why(arguments, expected, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--cache.page_size", "none"], "cache.page_size"),
+        (["serve", "--workers.decode.count", "0"], "workers.decode.count"),
+        (["serve", "--model.dtype", "int3"], "must be one of"),
+        (["serve", "--config", "/nowhere/kvferry.yaml"], "cannot read"),
+        (["generate", "hello", "--seed", "-1"], "sampling"),
+    ],
+)
+def test_a_wrong_setting_ends_with_2_and_one_line(arguments, expected, capsys):
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvferry: ")
+    assert expected in error
+    assert len(error.splitlines()) == 1
+
+
+def test_no_cluster_ends_with_1_and_says_where_it_was_looked_for(capsys):
+    assert cli.main(["status", "--address", "127.0.0.1:1"]) == 1
+    assert "no kvferry cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_only_sampling_that_is_given_is_sent():
+    given = cli._sampling_of(parse("generate", "hello", "--top-k", "5", "--stop", "a"))
+    assert given == inference.SamplingParams(top_k=5, stop=["a"])
+    assert not given.HasField("temperature")

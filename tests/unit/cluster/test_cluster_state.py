@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import pytest
+
+from cluster.cluster_state import ClusterState, Kill, Launch, Phase, Stop
+from cluster.members import RouterInfo, RouterSpec, WorkerSpec
+from kvferry.clock import ManualClock
+from kvferry.ids import Incarnation, WorkerId
+from kvferry.limits import (
+    HEALTH_SILENCE_MAX_S,
+    RESTART_BACKOFF_MAX_S,
+    RESTART_BACKOFF_RESET_S,
+    WORKER_START_TIMEOUT_S,
+)
+from kvferry.membership import Role, WorkerInfo
+
+BACKOFF_S = 0.5
+ROUTER = RouterSpec("router-0", "127.0.0.1", 0)
+PREFILL = WorkerSpec(WorkerId("prefill-0"), Role.PREFILL, 1.0, 0.0, 1)
+DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
+
+
+def info(spec: WorkerSpec, incarnation: int) -> WorkerInfo:
+    address = f"127.0.0.1:{1000 + incarnation}"
+    return WorkerInfo(spec.worker_id, spec.role, Incarnation(incarnation), address)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(100.0)
+
+
+@pytest.fixture
+def state(clock):
+    return ClusterState((ROUTER, PREFILL, DECODE), BACKOFF_S, clock)
+
+
+@pytest.fixture
+def running(state):
+    """Everything started once, incarnations 1 and 2."""
+    state.due()
+    state.started(ROUTER.name, 1, RouterInfo("router-0", "127.0.0.1", 7000, pid=10))
+    state.started(PREFILL.name, 1, info(PREFILL, 1))
+    state.started(DECODE.name, 1, info(DECODE, 2))
+    return state
+
+
+def test_everything_wanted_is_launched_once(state):
+    assert state.due() == [Launch(ROUTER, 1), Launch(PREFILL, 1), Launch(DECODE, 1)]
+    assert state.due() == []
+    assert not state.is_complete
+
+
+def test_membership_grows_as_workers_start(state):
+    state.due()
+    assert state.membership.version == 0
+    state.started(DECODE.name, 1, info(DECODE, 2))
+    assert state.membership.version == 1
+    state.started(PREFILL.name, 1, info(PREFILL, 1))
+    assert state.membership.version == 2
+    assert [worker.worker_id for worker in state.membership.workers] == ["prefill-0", "decode-0"]
+
+
+def test_a_router_is_no_part_of_the_membership(running):
+    assert running.membership.version == 2
+    assert running.is_complete
+    assert [router.port for router in running.routers()] == [7000]
+
+
+def test_death_leaves_the_membership_at_once_and_touches_no_other(running):
+    running.ended(PREFILL.name, 1, "killed")
+    assert running.membership.version == 3
+    assert [worker.worker_id for worker in running.membership.workers] == ["decode-0"]
+    assert running.due() == [], "the backoff is not over"
+    assert running.reports()[2].launches == 1
+
+
+def test_restart_is_another_incarnation_under_a_new_version(running, clock):
+    running.ended(PREFILL.name, 1, "killed")
+    clock.advance(BACKOFF_S)
+    assert running.due() == [Launch(PREFILL, 2)]
+    running.started(PREFILL.name, 2, info(PREFILL, 3))
+    assert running.membership.version == 4
+    assert {worker.incarnation for worker in running.membership.workers} == {2, 3}
+
+
+def test_backoff_doubles_up_to_its_bound(state, clock):
+    state.due()
+    waits = []
+    for launch in range(1, 12):
+        state.ended(DECODE.name, launch, "no luck")
+        assert state.next_due() is not None
+        before = clock.now()
+        while not any(isinstance(effect, Launch) for effect in state.due()):
+            state.ended(ROUTER.name, 1, "not of interest", for_good=True)
+            state.ended(PREFILL.name, 1, "not of interest", for_good=True)
+            due = state.next_due()
+            assert due is not None
+            clock.advance(due - clock.now())
+        waits.append(clock.now() - before)
+    assert waits[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
+    assert waits[-1] == pytest.approx(RESTART_BACKOFF_MAX_S)
+
+
+def test_a_long_life_resets_the_backoff(running, clock):
+    for launch in (1, 2, 3):
+        running.ended(DECODE.name, launch, "killed")
+        clock.advance(RESTART_BACKOFF_MAX_S)
+        running.heard(PREFILL.name, 1)
+        running.heard(ROUTER.name, 1)
+        assert Launch(DECODE, launch + 1) in running.due()
+        running.started(DECODE.name, launch + 1, info(DECODE, 10 + launch))
+    for _ in range(4):
+        clock.advance(RESTART_BACKOFF_RESET_S / 4)
+        running.heard(DECODE.name, 4)
+        running.heard(PREFILL.name, 1)
+        running.heard(ROUTER.name, 1)
+    running.ended(DECODE.name, 4, "killed")
+    due = running.next_due()
+    assert due is not None
+    assert due - clock.now() == pytest.approx(BACKOFF_S)
+
+
+def test_silence_kills_and_restarts(running, clock):
+    clock.advance(HEALTH_SILENCE_MAX_S / 2)
+    running.heard(ROUTER.name, 1)
+    running.heard(PREFILL.name, 1)
+    clock.advance(HEALTH_SILENCE_MAX_S / 2)
+    (kill,) = running.due()
+    assert isinstance(kill, Kill)
+    assert (kill.name, kill.launch) == ("decode-0", 1)
+    assert [worker.worker_id for worker in running.membership.workers] == ["prefill-0"]
+    clock.advance(BACKOFF_S)
+    assert running.due() == [Launch(DECODE, 2)]
+
+
+def test_a_start_that_takes_too_long_is_killed(state, clock):
+    state.due()
+    clock.advance(WORKER_START_TIMEOUT_S)
+    assert {effect.name for effect in state.due() if isinstance(effect, Kill)} == {
+        "router-0",
+        "prefill-0",
+        "decode-0",
+    }
+
+
+def test_late_reports_of_an_old_launch_change_nothing(running, clock):
+    running.ended(PREFILL.name, 1, "killed")
+    clock.advance(BACKOFF_S)
+    running.due()
+    running.started(PREFILL.name, 2, info(PREFILL, 3))
+    before = running.membership
+    running.ended(PREFILL.name, 1, "killed, told twice")
+    running.heard(PREFILL.name, 1)
+    running.started(PREFILL.name, 1, info(PREFILL, 1))
+    assert running.membership == before
+    assert running.late_reports == 3
+
+
+def test_a_doubled_end_counts_once(running):
+    running.ended(PREFILL.name, 1, "killed")
+    version, due = running.membership.version, running.next_due()
+    running.ended(PREFILL.name, 1, "killed")
+    assert (running.membership.version, running.next_due()) == (version, due)
+
+
+def test_what_cannot_start_is_not_tried_again(state, clock):
+    state.due()
+    state.ended(PREFILL.name, 1, "cache.memory_bytes: too small", for_good=True)
+    clock.advance(RESTART_BACKOFF_MAX_S)
+    assert state.due() == []
+    report = state.reports()[1]
+    assert report.failed_for_good
+    assert report.last_end == "cache.memory_bytes: too small"
+
+
+def test_what_has_run_is_tried_again_whatever_it_says(running, clock):
+    running.ended(ROUTER.name, 1, "killed")
+    clock.advance(BACKOFF_S)
+    running.due()
+    running.ended(ROUTER.name, 2, "router.port: in use", for_good=True)
+    clock.advance(2 * BACKOFF_S)
+    assert [type(effect) for effect in running.due()] == [Launch]
+
+
+def test_a_restarted_router_keeps_its_port(running, clock):
+    running.ended(ROUTER.name, 1, "killed")
+    assert running.routers() == ()
+    clock.advance(BACKOFF_S)
+    assert running.due() == [Launch(RouterSpec("router-0", "127.0.0.1", 7000), 2)]
+
+
+def test_shut_down_stops_what_lives_and_nothing_starts_again(running, clock):
+    running.ended(DECODE.name, 1, "killed")
+    assert running.shut_down() == [Stop("router-0", 1), Stop("prefill-0", 1)]
+    assert running.membership.workers == ()
+    running.ended(PREFILL.name, 1, "stopped")
+    clock.advance(1000.0)
+    assert running.due() == []
+    assert running.next_due() is None
+    assert {report.phase for report in running.reports()} == {Phase.STOPPED}
+
+
+def test_a_report_about_a_launch_that_never_was_is_our_bug(state):
+    with pytest.raises(AssertionError, match="never asked for"):
+        state.ended(PREFILL.name, 1, "killed")
+
+
+def test_two_members_of_one_name_are_refused(clock):
+    with pytest.raises(AssertionError, match="share a name"):
+        ClusterState((PREFILL, PREFILL), BACKOFF_S, clock)

@@ -1,0 +1,172 @@
+"""The asyncio side of supervision, over members that are no processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.cluster_state import ClusterState, Phase
+from cluster.launcher import MemberEnded, StartRefused
+from cluster.members import RouterInfo, RouterSpec, WorkerSpec
+from cluster.supervisor import Supervisor
+from kvferry.clock import MonotonicClock
+from kvferry.ids import Incarnation, WorkerId
+from kvferry.membership import Role, WorkerInfo
+
+ROUTER = RouterSpec("router-0", "127.0.0.1", 0)
+DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
+BACKOFF_S = 0.01
+LONG_S = 5.0
+
+
+class FakeMember:
+    def __init__(self, spec, launch, refusal=None, stop_hangs=False):
+        self.spec = spec
+        self.launch = launch
+        self.refusal = refusal
+        self.stop_hangs = stop_hangs
+        self.end = asyncio.get_running_loop().create_future()
+        self.memberships = asyncio.Queue()
+        self.stops = 0
+        self.kills = 0
+
+    async def start(self):
+        await asyncio.sleep(0)
+        if self.refusal is not None:
+            return self.refusal
+        if isinstance(self.spec, RouterSpec):
+            return RouterInfo(self.spec.name, self.spec.host, 7000, pid=1)
+        return WorkerInfo(
+            self.spec.worker_id, self.spec.role, Incarnation(self.launch), "127.0.0.1:1"
+        )
+
+    async def wait_until_ended(self):
+        await asyncio.shield(self.end)
+
+    async def is_alive(self):
+        return True
+
+    async def set_membership(self, membership):
+        self.memberships.put_nowait(membership)
+
+    async def stop(self):
+        self.stops += 1
+        if self.stop_hangs:
+            raise MemberEnded("gone before it could stop")
+
+    def kill(self):
+        self.kills += 1
+
+    def die(self):
+        self.end.set_exception(MemberEnded("killed"))
+        self.end.exception()  # asyncio complains of exceptions that nobody looked at
+
+
+class FakeLauncher:
+    def __init__(self, **options):
+        self.members = {}
+        self.options = options
+
+    def launch(self, spec, launch):
+        member = FakeMember(spec, launch, **self.options)
+        self.members[spec.name, launch] = member
+        return member
+
+
+def supervise(scenario, specs=(ROUTER, DECODE), **options):
+    """Run `scenario(supervisor, launcher)` beside a running supervisor, then stop it."""
+
+    async def run():
+        launcher = FakeLauncher(**options)
+        state = ClusterState(specs, BACKOFF_S, MonotonicClock())
+        supervisor = Supervisor(state, launcher, MonotonicClock())
+        loop = asyncio.create_task(supervisor.run())
+        try:
+            async with asyncio.timeout(LONG_S):
+                await scenario(supervisor, launcher)
+        finally:
+            await supervisor.stop()
+            await loop
+        return supervisor, launcher
+
+    return asyncio.run(run())
+
+
+async def until(supervisor, condition):
+    view = supervisor.view()
+    while not condition(view):
+        view = await supervisor.wait_for_change(view.changes, LONG_S)
+    return view
+
+
+def test_a_cluster_becomes_complete_and_its_router_learns_the_workers():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        router = launcher.members["router-0", 1]
+        membership = await router.memberships.get()
+        if not membership.workers:  # the router was there before the worker
+            membership = await router.memberships.get()
+        assert membership == supervisor.view().membership
+
+    supervise(scenario)
+
+
+def test_a_dead_worker_leaves_at_once_and_comes_back_as_another():
+    async def scenario(supervisor, launcher):
+        before = await until(supervisor, lambda view: view.is_complete)
+        launcher.members["decode-0", 1].die()
+        gone = await until(supervisor, lambda view: not view.membership.workers)
+        assert gone.membership.version > before.membership.version
+        back = await until(supervisor, lambda view: view.is_complete)
+        assert back.membership.workers[0].incarnation == 2
+        assert launcher.members["router-0", 1].kills == 0
+
+    supervise(scenario)
+
+
+def test_a_dead_router_comes_back_with_the_same_port_and_the_current_membership():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        launcher.members["router-0", 1].die()
+        await until(supervisor, lambda view: not view.routers)
+        await until(supervisor, lambda view: view.is_complete)
+        router = launcher.members["router-0", 2]
+        assert router.spec.port == 7000
+        assert await router.memberships.get() == supervisor.view().membership
+
+    supervise(scenario)
+
+
+def test_a_refusal_to_start_is_reported_with_its_reason():
+    async def scenario(supervisor, launcher):
+        view = await until(supervisor, lambda view: view.reports[0].failed_for_good)
+        assert view.reports[0].last_end == "cache.memory_bytes: too small"
+        assert launcher.members["decode-0", 1].kills == 1
+
+    refusal = StartRefused("cache.memory_bytes: too small", for_good=True)
+    supervise(scenario, specs=(DECODE,), refusal=refusal)
+
+
+def test_stop_asks_every_member_and_ends_its_process():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+
+    supervisor, launcher = supervise(scenario)
+    assert {(member.stops, member.kills) for member in launcher.members.values()} == {(1, 1)}
+    assert {report.phase for report in supervisor.view().reports} == {Phase.STOPPED}
+
+
+def test_a_member_that_is_gone_already_does_not_keep_the_others_from_stopping():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+
+    _, launcher = supervise(scenario, stop_hangs=True)
+    assert [member.kills for member in launcher.members.values()] == [1, 1]
+
+
+def test_waiting_for_a_change_ends_without_one():
+    async def scenario(supervisor, launcher):
+        view = await until(supervisor, lambda view: view.is_complete)
+        later = await supervisor.wait_for_change(view.changes + 100, timeout_s=0.01)
+        assert later.is_complete
+
+    supervise(scenario)
