@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numba
 import numpy as np
 import torch
 
@@ -12,13 +13,15 @@ from engine.attention.metadata import build_attention_metadata
 from engine.forward_batch import ForwardBatch
 from engine.llama import LlamaDecoder
 from engine.model_spec import ModelSpec, load_spec
+from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
 from engine.weights import load_weights, torch_dtype
+from kvferry.config import DType
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvferry.config import DType
+    from engine.operators.interface import Operators
     from mem_cache.kv_pool import MHATokenToKVPool
 
 
@@ -31,12 +34,13 @@ class ModelRunner:
         self, directory: Path, kv_pool: MHATokenToKVPool, *, threads: int, dtype: DType
     ) -> None:
         """`threads` compute threads; the setting is the process's, so one runner per process."""
-        torch.set_num_threads(threads)
+        _set_threads(threads)
         self.spec = load_spec(directory)
         self._kv_pool = kv_pool
         weights = load_weights(directory, dtype)
-        attention = CpuAttention(self.spec.num_kv_heads, torch_dtype(dtype))
-        self._decoder = LlamaDecoder(self.spec, weights, TorchOperators(), attention)
+        attention = CpuAttention(torch_dtype(dtype), threads)
+        operators = _choose_operators(dtype, threads)
+        self._decoder = LlamaDecoder(self.spec, weights, operators, attention)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after."""
@@ -46,6 +50,19 @@ class ModelRunner:
         """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""
         for tokens in (1, DECODE_QUERIES_MAX + 1):
             self.forward(_dummy_batch(tokens))
+
+
+def _set_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    if threads > 1:
+        # More than the machine has would be refused; asking starts the pool, so one thread has none.
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+
+
+def _choose_operators(dtype: DType, threads: int) -> Operators:
+    if dtype is DType.FLOAT32:
+        return NativeOperators(threads)
+    return TorchOperators()
 
 
 def _dummy_batch(tokens: int) -> ForwardBatch:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -79,7 +80,7 @@ class Weights:
     def fused(self, names: Sequence[str]) -> torch.Tensor:
         """Tensors of equal width stacked by rows; a view where they are neighbours in a file."""
         parts = [self._find(name) for name in names]
-        if all(after.continues(before) for before, after in zip(parts, parts[1:], strict=False)):
+        if all(after.continues(before) for before, after in pairwise(parts)):
             rows = sum(part.shape[0] for part in parts)
             first = parts[0]
             whole = _Placed(
@@ -148,4 +149,4 @@ def write_weights(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> No
         stream.write(len(text).to_bytes(8, "little"))
         stream.write(text)
         for _, tensor in listed:
-            stream.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+            stream.write(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -31,40 +31,39 @@ by one; for longer chunks matrix products are faster than reading in place."""
 class CpuAttention:
     """Implements `AttentionBackend` for any dtype; float32 decodes natively, others by tiles."""
 
-    def __init__(self, num_kv_heads: int, dtype: torch.dtype) -> None:
-        self._num_kv_heads = num_kv_heads
+    def __init__(self, dtype: torch.dtype, threads: int) -> None:
         self._native = dtype == torch.float32
+        self._threads = threads
 
     def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
         """See `AttentionBackend.plan`."""
         decode_max = DECODE_QUERIES_MAX if self._native else 0
-        return CpuAttentionPlan(metadata, self._num_kv_heads, decode_max)
+        return CpuAttentionPlan(metadata, decode_max, self._threads)
 
 
 class CpuAttentionPlan:
     """Implements `AttentionPlan`: the rows for the native kernel, and the chunks."""
 
-    def __init__(self, metadata: AttentionMetadata, num_kv_heads: int, decode_max: int) -> None:
+    def __init__(self, metadata: AttentionMetadata, decode_max: int, threads: int) -> None:
         self._metadata = metadata
-        self._num_kv_heads = num_kv_heads
+        self._threads = threads
         short = metadata.query_lengths <= decode_max
-        self._rows = _DecodeRows(metadata, np.flatnonzero(short))
+        self._rows = _decode_rows(metadata, np.flatnonzero(short))
         self._chunks = [_Chunk(metadata, int(index)) for index in np.flatnonzero(~short)]
 
     def run(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See `AttentionPlan.run`."""
         out = torch.empty_like(queries)
-        if len(self._rows.tokens):
+        if len(self._rows):
             decode_attention(
                 queries.numpy(),
                 keys.numpy(),
                 values.numpy(),
                 out.numpy(),
-                self._rows.tokens,
-                self._rows.first_pages,
-                self._rows.lengths,
+                self._rows,
                 self._metadata.kv_indices,
                 self._metadata.page_size,
+                self._threads,
             )
         for chunk in self._chunks:
             rows = slice(chunk.first_token, chunk.first_token + chunk.count)
@@ -72,19 +71,17 @@ class CpuAttentionPlan:
         return out.view(len(queries), -1)
 
 
-class _DecodeRows:
-    """One row per query token of the short sequences."""
-
-    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
-        counts = metadata.query_lengths[sequences].astype(np.int64)
-        starts = np.cumsum(counts) - counts
-        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
-        first_tokens = metadata.qo_indptr[sequences].astype(np.int64)
-        first_pages = metadata.kv_indptr[sequences].astype(np.int64)
-        before = metadata.kv_lengths[sequences].astype(np.int64) - counts
-        self.tokens = np.repeat(first_tokens, counts) + within
-        self.first_pages = np.repeat(first_pages, counts)
-        self.lengths = np.repeat(before, counts) + within + 1
+def _decode_rows(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`rows` of `decode_attention`: one per new token of these sequences."""
+    counts = metadata.query_lengths[sequences].astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+    before = metadata.kv_lengths[sequences].astype(np.int64) - counts
+    rows = np.empty((len(within), 3), dtype=np.int64)
+    rows[:, 0] = np.repeat(metadata.qo_indptr[sequences], counts) + within
+    rows[:, 1] = np.repeat(metadata.kv_indptr[sequences], counts)
+    rows[:, 2] = np.repeat(before, counts) + within + 1
+    return rows
 
 
 class _Chunk:

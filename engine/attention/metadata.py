@@ -48,11 +48,12 @@ class AttentionMetadata:
 
     def check_invariants(self, num_pages: int) -> None:
         """Assert the shape rules, and that every page exists and is not the dummy page 0."""
-        assert self.qo_indptr[0] == 0 and self.kv_indptr[0] == 0
+        assert self.qo_indptr[0] == 0
+        assert self.kv_indptr[0] == 0
         assert (self.query_lengths >= 1).all(), "a sequence of a step has at least one new token"
         assert (self.query_lengths <= self.kv_lengths).all(), "new tokens are part of the sequence"
         assert self.kv_indptr[-1] == len(self.kv_indices)
-        assert ((1 <= self.kv_last_page_len) & (self.kv_last_page_len <= self.page_size)).all()
+        assert ((self.kv_last_page_len >= 1) & (self.kv_last_page_len <= self.page_size)).all()
         assert ((self.kv_indices > 0) & (self.kv_indices < num_pages)).all()
 
 
