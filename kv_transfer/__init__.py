@@ -1,1 +1,11 @@
-"""."""
+"""Moves the KV of a prompt from the worker that computed it to the worker that decodes.
+
+A *handoff* has a source and a sink. Control messages travel on a *session* (one gRPC stream per
+pair of workers), payloads on a *link* (a two-rank `torch.distributed` group made on first use).
+
+May import: `mem_cache`, `kvferry`, torch, grpc. Never `engine`, never a role, never Ray.
+
+Reading order: `protocol` (pure: who may say what, when), `hosts` (what a worker implements),
+`link` and `staging`, `gloo_link`, `session`, `intake`, then `source_side`, `sink_side` and
+`driver`, which connect the protocol to sessions, links and pools.
+"""

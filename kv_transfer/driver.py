@@ -1,0 +1,254 @@
+"""The driver: one object per worker that carries both sides of all its handoffs.
+
+| method | thread | when |
+|---|---|---|
+| fetch, abort_fetch | engine | the sink's host wants KV, or no longer |
+| scheduled, computed, finished, abort_source | engine | the source's host makes progress |
+| handle | engine | an event came through `post` |
+| tick, next_deadline | engine | between steps |
+| handoffs_open, counters, link_bytes_per_s | engine | for load reports |
+| servicer, wait_closed | loop | start and end of the worker's gRPC server |
+| close | engine | once, at the end |
+
+None of them blocks. Hosts are called back from within `fetch` .. `tick`, on the engine thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kv_transfer.endpoint import Endpoint
+from kv_transfer.events import (
+    LinkFailed,
+    MessageCame,
+    PayloadArrived,
+    PayloadSent,
+    ReceiverBuilt,
+    ReceivesPosted,
+    SenderBuilt,
+    SessionLost,
+    SessionOpened,
+)
+from kv_transfer.gloo_link import GlooLinkFactory
+from kv_transfer.protocol.deadlines import build_deadlines
+from kv_transfer.protocol.messages import (
+    Abort,
+    Aborted,
+    Busy,
+    Chunk,
+    Closed,
+    Complete,
+    Credit,
+    FirstToken,
+    Grant,
+    Hello,
+    LinkDown,
+    LinkRendezvous,
+    Prefill,
+    Ready,
+    Received,
+)
+from kv_transfer.session_hub import HandoffServicer, SessionHub
+from kv_transfer.sink_side import SinkSide
+from kv_transfer.source_side import SourceSide
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from kv_transfer.hosts import SinkHost, SourceHost
+    from kv_transfer.link import LinkFactory
+    from kv_transfer.protocol.key import HandoffKey
+    from kvferry.clock import Clock
+    from kvferry.config import HandoffConfig
+    from kvferry.generation import OutputToken, PrefillSource
+    from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
+    from kvferry.sampling import SamplingParams
+    from mem_cache.kv_cache import KVCache
+    from mem_cache.request_kv import RequestKV
+
+
+class HandoffDriver:
+    """Both sides of a worker's handoffs. See the module's table for threads."""
+
+    def __init__(  # noqa: PLR0913  # keyword-only wiring, called in one place
+        self,
+        *,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        kv_cache: KVCache,
+        config: HandoffConfig,
+        clock: Clock,
+        post: Callable[[object], None],
+        loop: asyncio.AbstractEventLoop,
+        link_host: str = "127.0.0.1",
+        link_factory: LinkFactory | None = None,
+        source_host: SourceHost | None = None,
+        sink_host: SinkHost | None = None,
+    ) -> None:
+        """`link_host` is the local address that links bind; `link_factory` replaces Gloo.
+
+        Raises `ConfigError` if a staging buffer does not hold the KV of one token.
+        """
+        if config.staging_buffer_bytes < kv_cache.layout.bytes_per_token:
+            raise ConfigError(
+                "handoff.staging_buffer_bytes",
+                f"is {config.staging_buffer_bytes}; one token has"
+                f" {kv_cache.layout.bytes_per_token} bytes of KV",
+            )
+        hello = Hello(worker_id, incarnation, kv_cache.layout.layout_hash)
+        deadlines = build_deadlines(config.link_timeout_s)
+        self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines)
+        factory = link_factory or GlooLinkFactory(
+            link_host,
+            config.link_timeout_s,
+            config.staging_buffers,
+            config.staging_buffer_bytes,
+            clock,
+        )
+        self._hub = SessionHub(hello, loop, post, factory, config.link_timeout_s)
+        self._source = SourceSide(self._endpoint)
+        self._sink = SinkSide(self._endpoint, self._hub)
+        self.set_hosts(source_host, sink_host)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            SessionOpened: self._on_session_opened,
+            MessageCame: self._on_message,
+            SessionLost: self._on_session_lost,
+            SenderBuilt: self._source.link_built,
+            PayloadSent: self._source.payload_sent,
+            ReceiverBuilt: self._sink.link_built,
+            ReceivesPosted: self._sink.receives_posted,
+            PayloadArrived: self._sink.payload_arrived,
+            LinkFailed: self._on_link_failed,
+        }
+
+    def set_hosts(self, source_host: SourceHost | None, sink_host: SinkHost | None) -> None:
+        """Before the first handoff: who computes prompts and who decodes."""
+        self._source.host = source_host
+        self._sink.host = sink_host
+
+    # --- sink side ---
+
+    def fetch(
+        self,
+        key: HandoffKey,
+        source: PrefillSource,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        extra_key: ExtraKey,
+    ) -> None:
+        """Have `source` compute `prompt` and move its KV here.
+
+        Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted.
+        """
+        self._sink.fetch(key, source, prompt, sampling, extra_key)
+
+    def abort_fetch(self, key: HandoffKey, reason: str) -> None:
+        """End it here and now. No callback follows; the host releases its slots itself."""
+        self._sink.abort(key, reason)
+
+    # --- source side ---
+
+    def scheduled(self, key: HandoffKey, kv: RequestKV, hit_tokens: int) -> None:
+        """The prompt has a row and slots, `hit_tokens` of it from the cache. Pins `kv`."""
+        self._source.scheduled(key, kv, hit_tokens)
+
+    def computed(self, key: HandoffKey, tokens: int) -> None:
+        """`kv.committed_len` has reached `tokens`: chunks may leave."""
+        self._source.computed(key, tokens)
+
+    def finished(self, key: HandoffKey, first_token: OutputToken) -> None:
+        """The prompt is computed, and this is the token after it."""
+        self._source.finished(key, first_token)
+
+    def abort_source(self, key: HandoffKey, reason: str) -> None:
+        """Our own failure. Unpins; no callback follows; the host releases its slots itself."""
+        self._source.abort(key, reason)
+
+    # --- plumbing ---
+
+    def handle(self, event: object) -> bool:
+        """Take an event that came through `post`; False if it is not the driver's."""
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            return False
+        handler(event)
+        return True
+
+    def tick(self) -> None:
+        """Do what is due: repeated offers, deadlines."""
+        self._source.on_time()
+        self._sink.on_time()
+
+    def next_deadline(self) -> float | None:
+        """When `tick` has to be called next, on the clock's scale; None if nothing is open."""
+        times = (self._source.wakes_at(), self._sink.wakes_at())
+        return min((time for time in times if time is not None), default=None)
+
+    def handoffs_open(self) -> int:
+        """Handoffs that have not ended, of both sides."""
+        return len(self._source) + len(self._sink)
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What happened since the start."""
+        return self._endpoint.counters
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Measured rate of the links on which this worker sends; 0 before the first payload."""
+        return self._source.link_bytes_per_s
+
+    def close(self) -> None:
+        """End every handoff and session. `wait_closed` on the loop waits for the sessions."""
+        reason = "the worker stops"
+        self._source.close(reason)
+        self._sink.close(reason)
+        self._hub.close(reason)
+
+    # --- loop thread ---
+
+    def servicer(self) -> HandoffServicer:
+        """The gRPC service to add to the worker's server (with `SESSION_SERVER_OPTIONS`)."""
+        return HandoffServicer(self._hub)
+
+    async def wait_closed(self) -> None:
+        """Until every session that this worker opened has ended. After `close`."""
+        await self._hub.wait_closed()
+
+    # --- inside ---
+
+    def _on_session_opened(self, event: SessionOpened) -> None:
+        if event.session.is_source:
+            self._source.session_opened(event.session, event.peer)
+
+    def _on_session_lost(self, event: SessionLost) -> None:
+        self._endpoint.counters["sessions_lost"] += 1
+        if event.session.is_source:
+            self._source.session_lost(event.session, event.reason)
+        else:
+            self._sink.session_lost(event.session, event.reason)
+
+    def _on_link_failed(self, event: LinkFailed) -> None:
+        side = self._source if event.session.is_source else self._sink
+        side.link_failed(event.session, event.generation, event.reason)
+
+    def _on_message(self, event: MessageCame) -> None:
+        """A source hears only what sinks say, and a sink what sources say."""
+        session, message = event.session, event.message
+        match message:
+            case Abort() | Aborted() | LinkDown():
+                side = self._source if session.is_source else self._sink
+                side.on_message(session, message)
+            case Prefill() | Grant() | Busy() | Received() | Credit() if session.is_source:
+                self._source.on_message(session, message)
+            case (
+                Ready() | Chunk() | FirstToken() | Complete() | Closed() | LinkRendezvous()
+            ) if not session.is_source:
+                self._sink.on_message(session, message)
+            case LinkRendezvous():
+                """The loop thread has given it to the link."""
+            case _:
+                self._endpoint.counters["illegal_messages"] += 1
+                session.close(f"{type(message).__name__} from the wrong side")

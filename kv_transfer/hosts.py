@@ -1,0 +1,65 @@
+"""What a worker implements to take part in handoffs. Every call is on the engine thread.
+
+| interface | method | how often per handoff | side effect expected |
+|---|---|---|---|
+| SourceHost | start | once, first | queue the prompt |
+| | cancel or closed | at most one of them, last | stop, release |
+| SinkHost | reserve | once per offer | open an inbound request, or nothing |
+| | first_token | at most once, before the end | stream it |
+| | adopted or failed | one of them, unless the host aborted | run it, or release it |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kv_transfer.protocol.key import HandoffKey
+    from kvferry.errors import KvferryError
+    from kvferry.generation import AttemptUsage, OutputToken
+    from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.sampling import SamplingParams
+    from mem_cache.request_kv import RequestKV
+
+
+class SourceHost(Protocol):
+    """The side that computes prompts."""
+
+    def start(
+        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, extra_key: ExtraKey
+    ) -> None:
+        """Queue the prompt. Raise a `KvferryError` to refuse it: the sink is told."""
+        ...
+
+    def cancel(self, key: HandoffKey, reason: str) -> None:
+        """Ended from outside and unpinned: stop computing, release. What is computed may stay
+        in the cache."""
+        ...
+
+    def closed(self, key: HandoffKey) -> None:
+        """The sink has the KV, and it is unpinned: release."""
+        ...
+
+
+class SinkHost(Protocol):
+    """The side that decodes."""
+
+    def reserve(self, key: HandoffKey, prompt_tokens: int) -> RequestKV | None:
+        """An inbound request with slots for the whole prompt, or None when there is no room now.
+
+        Tokens [0, committed_len) of it are not transferred; committed_len is a page multiple.
+        Raise a `KvferryError` if it can never be served.
+        """
+        ...
+
+    def first_token(self, key: HandoffKey, token: OutputToken) -> None:
+        """Stream it at once; the KV is still under way."""
+        ...
+
+    def adopted(self, key: HandoffKey, usage: AttemptUsage) -> None:
+        """The prompt's KV is complete and the request private: run it."""
+        ...
+
+    def failed(self, key: HandoffKey, error: KvferryError) -> None:
+        """The handoff has ended without its KV: release what was reserved."""
+        ...

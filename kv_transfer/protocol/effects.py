@@ -1,0 +1,102 @@
+"""What a core asks its driver to do. The driver performs a list of effects in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from kv_transfer.protocol.messages import HandoffMessage
+    from kvferry.generation import OutputToken
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put the message on the session."""
+
+    message: HandoffMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The request's slots may be read by the handoff from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """The handoff will not read the request's slots again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantCredit:
+    """There is something to send: take a chunk when the link has credit and a buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPayload:
+    """Gather tokens [token_start, token_stop) of all layers, announce and send them."""
+
+    token_start: int
+    token_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyClosed:
+    """The sink has the KV; the source's host may release."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyCancelled:
+    """Ended from outside; the source's host stops computing and releases."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Ask the sink's host for a row and slots, and report `reserved` or `refused`."""
+
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverFirstToken:
+    """Stream the token to the client."""
+
+    token: OutputToken
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Every payload is scattered: the KV becomes readable, inbound becomes private."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAdopted:
+    """The sink's host runs the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyFailed:
+    """The sink's host releases what was reserved."""
+
+    reason: str
+
+
+Effect: TypeAlias = (
+    Send
+    | Pin
+    | Unpin
+    | WantCredit
+    | SendPayload
+    | NotifyClosed
+    | NotifyCancelled
+    | Reserve
+    | DeliverFirstToken
+    | Commit
+    | NotifyAdopted
+    | NotifyFailed
+)
+Effects: TypeAlias = tuple[Effect, ...]

@@ -1,0 +1,246 @@
+"""The sink's side of one handoff: ask, reserve late, receive, commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kv_transfer.protocol.effects import (
+    Commit,
+    DeliverFirstToken,
+    Effects,
+    NotifyAdopted,
+    NotifyFailed,
+    Reserve,
+    Send,
+)
+from kv_transfer.protocol.errors import BadMessage, IllegalEvent
+from kv_transfer.protocol.messages import (
+    Abort,
+    Aborted,
+    Busy,
+    Chunk,
+    Complete,
+    FirstToken,
+    Grant,
+    Ready,
+    Received,
+)
+from kv_transfer.protocol.states import (
+    SINK_DUPLICATES,
+    SINK_RESERVED,
+    SINK_TERMINAL,
+    SINK_TRANSITIONS,
+    SinkEvent,
+    SinkState,
+)
+
+if TYPE_CHECKING:
+    from kv_transfer.protocol.deadlines import Deadlines
+    from kv_transfer.protocol.key import HandoffKey
+
+_NOTHING: Effects = ()
+
+
+class SinkCore:
+    """State of one handoff at the side that decodes.
+
+    Every method takes the time in seconds, returns the effects in order, and raises
+    `IllegalEvent` or `BadMessage` without having changed anything.
+    """
+
+    def __init__(
+        self,
+        key: HandoffKey,
+        prompt_tokens: int,
+        layout_hash: str,
+        deadlines: Deadlines,
+        now_s: float,
+    ) -> None:
+        self.key = key
+        self.prompt_tokens = prompt_tokens
+        self.state = SinkState.REQUESTED
+        self.resume_at = 0
+        self.hit_tokens = 0
+        """Prompt tokens the source had in its own cache."""
+        self.announced_tokens = 0
+        """Headers have come for tokens [resume_at, announced_tokens)."""
+        self.chunks_announced = 0
+        self.chunks_scattered = 0
+        self.link_generation: int | None = None
+        """The generation that carries the chunks; None before the first."""
+        self.granted_at: float | None = None
+        self.duplicates = 0
+        self._layout_hash = layout_hash
+        self._has_first_token = False
+        self._deadlines = deadlines.sink
+        self._deadline_at = now_s + self._deadlines[SinkState.REQUESTED].timeout_s
+        self._busy_until: float | None = None
+
+    # --- what the host says ---
+
+    def reserved(self, resume_at: int, now_s: float) -> Effects:
+        """The host holds a row and slots for the prompt; tokens before `resume_at` are here."""
+        assert 0 <= resume_at <= self.prompt_tokens
+        self._advance(SinkEvent.RESERVED, now_s)
+        self.resume_at = self.announced_tokens = resume_at
+        self.granted_at = now_s
+        return (Send(Grant(self.key, resume_at)),)
+
+    def refused(self, now_s: float) -> Effects:
+        """The host has no room now."""
+        self._advance(SinkEvent.REFUSED, now_s)
+        return (Send(Busy(self.key)),)
+
+    def abort(self, reason: str, now_s: float) -> Effects:
+        """This side gives up. The host knows already."""
+        self._advance(SinkEvent.ABORT_LOCAL, now_s)
+        return (Send(Abort(self.key, reason)),)
+
+    # --- what the source says ---
+
+    def on_message(
+        self, message: Ready | Chunk | FirstToken | Complete | Abort, now_s: float
+    ) -> Effects:
+        """A message of the source for this handoff."""
+        match message:
+            case Ready():
+                return self._on_ready(message, now_s)
+            case Chunk():
+                return self._on_chunk(message, now_s)
+            case FirstToken():
+                return self._on_first_token(message, now_s)
+            case Complete():
+                return self._on_complete(message, now_s)
+            case Abort():
+                self._advance(SinkEvent.ABORT_RECEIVED, now_s)
+                reason = f"the source aborted: {message.reason}"
+                return (Send(Aborted(self.key)), NotifyFailed(reason))
+
+    def _on_ready(self, message: Ready, now_s: float) -> Effects:
+        if self._is_duplicate(SinkEvent.READY):
+            return _NOTHING
+        if message.layout_hash != self._layout_hash:
+            raise BadMessage(
+                f"{self.key}: KV layout {message.layout_hash} of the source"
+                f" is not ours, {self._layout_hash}"
+            )
+        if message.prompt_tokens != self.prompt_tokens:
+            raise BadMessage(
+                f"{self.key}: the source speaks of {message.prompt_tokens} prompt tokens,"
+                f" not of {self.prompt_tokens}"
+            )
+        self._advance(SinkEvent.READY, now_s)
+        self.hit_tokens = message.hit_tokens
+        return (Reserve(self.prompt_tokens),)
+
+    def _on_chunk(self, message: Chunk, now_s: float) -> Effects:
+        if self.link_generation not in (None, message.link_generation):
+            raise BadMessage(f"{self.key}: chunks on two link generations")
+        expected = self.announced_tokens
+        if message.token_start != expected or not (expected < message.token_stop):
+            raise BadMessage(
+                f"{self.key}: chunk [{message.token_start}, {message.token_stop})"
+                f" where {expected} is next"
+            )
+        if message.token_stop > self.prompt_tokens:
+            raise BadMessage(f"{self.key}: chunk beyond the prompt")
+        self._advance(SinkEvent.CHUNK, now_s)
+        self.link_generation = message.link_generation
+        self.announced_tokens = message.token_stop
+        self.chunks_announced += 1
+        return _NOTHING
+
+    def _on_first_token(self, message: FirstToken, now_s: float) -> Effects:
+        if self._has_first_token and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):
+            return _NOTHING
+        self._advance(SinkEvent.FIRST_TOKEN, now_s)
+        self._has_first_token = True
+        return (DeliverFirstToken(message.token),)
+
+    def _on_complete(self, message: Complete, now_s: float) -> Effects:
+        if self._is_duplicate(SinkEvent.COMPLETE):
+            return _NOTHING
+        counts = (message.tokens, message.chunks)
+        ours = (self.announced_tokens, self.chunks_announced)
+        if counts != ours or message.tokens != self.prompt_tokens or not self._has_first_token:
+            raise BadMessage(
+                f"{self.key}: complete with (tokens, chunks) {counts}, here {ours}"
+                f" of {self.prompt_tokens}, first token here: {self._has_first_token}"
+            )
+        self._advance(SinkEvent.COMPLETE, now_s)
+        return self._settle(now_s)
+
+    # --- what link, session and time say ---
+
+    @property
+    def takes_payload(self) -> bool:
+        """Whether the inbound slots are ours to write to: the one check before a scatter."""
+        return self.state in SINK_RESERVED
+
+    def scattered(self, now_s: float) -> Effects:
+        """One announced payload is in the inbound slots."""
+        assert self.chunks_scattered < self.chunks_announced, f"{self.key}: unannounced payload"
+        self._advance(SinkEvent.SCATTERED, now_s)
+        self.chunks_scattered += 1
+        return self._settle(now_s)
+
+    def reject(self, reason: str, now_s: float) -> Effects:
+        """What the source sent is wrong: end, tell it, and tell the host."""
+        self._advance(SinkEvent.ABORT_LOCAL, now_s)
+        return (Send(Abort(self.key, reason)), NotifyFailed(reason))
+
+    def link_lost(self, reason: str, now_s: float) -> Effects:
+        """The link generation that carries this handoff has ended."""
+        self._advance(SinkEvent.LINK_LOST, now_s)
+        text = f"link lost: {reason}"
+        return (Send(Abort(self.key, text)), NotifyFailed(text))
+
+    def session_lost(self, reason: str, now_s: float) -> Effects:
+        """The session is gone; nothing can be sent to the source any more."""
+        self._advance(SinkEvent.SESSION_LOST, now_s)
+        return (NotifyFailed(f"session lost: {reason}"),)
+
+    def on_time(self, now_s: float) -> Effects:
+        """End at the state's deadline."""
+        if self.state in SINK_TERMINAL or now_s < self._deadline_at:
+            return _NOTHING
+        limit = self._deadlines[self.state]
+        reason = f"deadline in state {self.state.value}; waited for {limit.owner.value}"
+        self._advance(SinkEvent.DEADLINE, now_s)
+        return (Send(Abort(self.key, reason)), NotifyFailed(reason))
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When `on_time` has to be called next; None once ended."""
+        return None if self.state in SINK_TERMINAL else self._deadline_at
+
+    # --- inside ---
+
+    def _settle(self, now_s: float) -> Effects:
+        """Commit as soon as everything that was announced is scattered. Never before."""
+        if self.state is not SinkState.SETTLING or self.chunks_scattered < self.chunks_announced:
+            return _NOTHING
+        self._advance(SinkEvent.SETTLED, now_s)
+        return (Commit(self.prompt_tokens), Send(Received(self.key)), NotifyAdopted())
+
+    def _is_duplicate(self, event: SinkEvent) -> bool:
+        if (self.state, event) not in SINK_DUPLICATES:
+            return False
+        self.duplicates += 1
+        return True
+
+    def _advance(self, event: SinkEvent, now_s: float) -> None:
+        target = SINK_TRANSITIONS.get((self.state, event))
+        if target is None:
+            raise IllegalEvent(f"sink of {self.key}", self.state.value, event.value)
+        entered = target is not self.state
+        self.state = target
+        if target in SINK_TERMINAL:
+            return
+        limit = self._deadlines[target]
+        if entered or limit.renewed_by_progress:
+            self._deadline_at = now_s + limit.timeout_s
+        if target is SinkState.WAITING:
+            # One window bounds all refusals of a handoff.
+            self._busy_until = self._busy_until or self._deadline_at
+            self._deadline_at = self._busy_until

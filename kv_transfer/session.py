@@ -1,0 +1,230 @@
+"""One session: the control messages between two workers, on a bidirectional gRPC stream.
+
+The sink's worker opens it; the source's worker serves it. Everything here runs on the loop thread
+except `send`, `close` and `open_link`, which any thread may call and which never block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from kv_transfer.events import MessageCame, SessionLost, SessionOpened
+from kv_transfer.intake import LinkIntake
+from kv_transfer.protocol.errors import IllegalEvent
+from kv_transfer.protocol.messages import Chunk, Hello, LinkDown, LinkRendezvous, SessionMessage
+from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
+from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kv_transfer.link import LinkFactory
+    from kvferry.ids import Incarnation
+    from kvferry.rpc.v1 import handoff_pb2 as pb
+
+_LOG = logging.getLogger(__name__)
+
+SESSION_OUTBOX_MAX = 8192
+"""Messages queued for a peer that does not read; beyond it the session is given up. 64 requests
+of 3,000 tokens in chunks of 91 tokens are 2,100 headers."""
+
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 3000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+SESSION_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_KEEPALIVE,
+    # A connection of its own: no backoff inherited from an earlier session to the same address.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", WORKER_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", WORKER_MESSAGE_BYTES_MAX),
+)
+
+SESSION_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_KEEPALIVE,
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", WORKER_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", WORKER_MESSAGE_BYTES_MAX),
+)
+"""For the worker's gRPC server; without them it refuses the client's keepalive pings."""
+
+
+class MessageStream(Protocol):
+    """Either end of the gRPC stream."""
+
+    async def read(self) -> pb.HandoffMessage | object:
+        """The next message, or `grpc.aio.EOF`."""
+        ...
+
+    async def write(self, message: pb.HandoffMessage) -> None:
+        """Send, waiting for flow control."""
+        ...
+
+
+class Session:
+    """One stream with one incarnation of a peer. Posts `SessionLost` exactly once, last."""
+
+    def __init__(
+        self,
+        local: Hello,
+        *,
+        expected: Incarnation | None,
+        loop: asyncio.AbstractEventLoop,
+        post: Callable[[object], None],
+        link_factory: LinkFactory,
+        link_timeout_s: float,
+    ) -> None:
+        """`expected`: the source's incarnation where we are the sink; None where we serve."""
+        self.state = SessionState.CONNECTING
+        self.is_source = expected is None
+        """Whether this worker computes the prompts of this session."""
+        self._local = local
+        self._expected = expected
+        self._loop = loop
+        self._post = post
+        self._outbox: asyncio.Queue[SessionMessage] = asyncio.Queue()
+        self._closing = asyncio.Event()
+        self._close_reason = "closed here"
+        self._links = LinkIntake(self, link_factory, link_timeout_s, post)
+
+    # --- any thread ---
+
+    def send(self, message: SessionMessage) -> None:
+        """Queue a message, in order. On a lost session it goes nowhere, like any late message."""
+        self._on_loop(self._enqueue, message)
+
+    def close(self, reason: str) -> None:
+        """End the session."""
+        self._on_loop(self._close, reason)
+
+    def open_link(self, generation: int) -> None:
+        """Start the sending end of a link generation."""
+        self._on_loop(self._links.open_sender, generation)
+
+    def close_link(self, generation: int, reason: str) -> None:
+        """End that link generation."""
+        self._on_loop(self._links.close_generation, generation, reason)
+
+    # --- loop thread ---
+
+    async def run(self, stream: MessageStream) -> None:
+        """Converse until either side ends it."""
+        reason = "the conversation was cancelled"
+        try:
+            self._advance(SessionEvent.CONNECTED)
+            reason = await self._converse(stream)
+        except TimeoutError:
+            reason = f"no greeting within {SESSION_CONNECT_TIMEOUT_S:g} s"
+        except grpc.RpcError as error:
+            reason = _rpc_reason(error)
+        except KvferryError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001  # outermost frame: it ends with the reason
+            _LOG.exception("session failed")
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            self.lost(reason)
+
+    def lost(self, reason: str) -> None:
+        """The stream has ended, or never began."""
+        if self.state is SessionState.LOST:
+            return
+        self._advance(SessionEvent.BROKEN)
+        self._links.close(f"session lost: {reason}")
+        self._post(SessionLost(self, reason))
+
+    async def _converse(self, stream: MessageStream) -> str:
+        async with asyncio.timeout(SESSION_CONNECT_TIMEOUT_S):
+            await stream.write(message_to_wire(self._local))
+            hello = await stream.read()
+        self._greeted(hello)
+        tasks = [
+            asyncio.create_task(self._read_all(stream)),
+            asyncio.create_task(self._write_all(stream)),
+            asyncio.create_task(self._wait_closed()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return next(iter(done)).result()
+
+    def _greeted(self, raw: pb.HandoffMessage | object) -> None:
+        if raw is grpc.aio.EOF:
+            raise WorkerUnavailable("the peer closed the session without a greeting")
+        hello = message_from_wire(raw)  # type: ignore[arg-type]  # EOF is excluded above
+        if not isinstance(hello, Hello):
+            raise WorkerUnavailable(f"the peer began with {type(hello).__name__}, not with Hello")
+        if self._expected is not None and hello.incarnation != self._expected:
+            raise WorkerUnavailable(
+                f"worker {hello.worker_id} is incarnation {hello.incarnation:x},"
+                f" not {self._expected:x}"
+            )
+        if hello.layout_hash != self._local.layout_hash:
+            raise WorkerUnavailable(
+                f"KV layout {hello.layout_hash} of worker {hello.worker_id} is not"
+                f" that of {self._local.worker_id}, {self._local.layout_hash}"
+            )
+        self._advance(SessionEvent.GREETED)
+        self._post(SessionOpened(self, hello))
+
+    async def _read_all(self, stream: MessageStream) -> str:
+        while True:
+            raw = await stream.read()
+            if raw is grpc.aio.EOF:
+                return "the peer ended the session"
+            message = message_from_wire(raw)  # type: ignore[arg-type]  # EOF is excluded above
+            # The engine hears of it first: what a link reports about it comes later.
+            self._post(MessageCame(self, message))
+            if isinstance(message, LinkRendezvous | Chunk | LinkDown):
+                self._links.on_message(message)
+
+    async def _write_all(self, stream: MessageStream) -> str:
+        while True:
+            message = await self._outbox.get()
+            await stream.write(message_to_wire(message))
+
+    async def _wait_closed(self) -> str:
+        await self._closing.wait()
+        return self._close_reason
+
+    def _enqueue(self, message: SessionMessage) -> None:
+        if self._outbox.qsize() >= SESSION_OUTBOX_MAX:
+            self._close(f"the peer has left {SESSION_OUTBOX_MAX} messages unread")
+        elif self.state is not SessionState.LOST:
+            self._outbox.put_nowait(message)
+
+    def _close(self, reason: str) -> None:
+        if not self._closing.is_set():
+            self._close_reason = reason
+            self._closing.set()
+
+    def _on_loop(self, function: Callable[..., None], *args: object) -> None:
+        if self._loop.is_closed():
+            _LOG.debug("session used after its loop has ended")
+            return
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def _advance(self, event: SessionEvent) -> None:
+        target = SESSION_TRANSITIONS.get((self.state, event))
+        if target is None:
+            raise IllegalEvent("session", self.state.value, event.value)
+        self.state = target
+
+
+def _rpc_reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,130 @@
+"""All sessions of one worker: those it opens as a sink and those it serves as a source."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from kv_transfer.session import SESSION_CHANNEL_OPTIONS, MessageStream, Session
+from kvferry.limits import SESSION_CONNECT_TIMEOUT_S
+from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from kv_transfer.link import LinkFactory
+    from kv_transfer.protocol.messages import Hello
+    from kvferry.generation import PrefillSource
+    from kvferry.ids import Incarnation
+    from kvferry.rpc.v1 import handoff_pb2 as pb
+
+
+class SessionHub:
+    """Opens and serves sessions on the loop thread. `connect` and `close` from any thread."""
+
+    def __init__(
+        self,
+        local: Hello,
+        loop: asyncio.AbstractEventLoop,
+        post: Callable[[object], None],
+        link_factory: LinkFactory,
+        link_timeout_s: float,
+    ) -> None:
+        self._local = local
+        self._loop = loop
+        self._post = post
+        self._link_factory = link_factory
+        self._link_timeout_s = link_timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions: set[Session] = set()
+        self._closed = False
+
+    def connect(self, source: PrefillSource) -> Session:
+        """A session with that incarnation of a worker; messages may be sent to it at once."""
+        session = self._new_session(source.incarnation)
+        self._loop.call_soon_threadsafe(self._start, session, source)
+        return session
+
+    async def serve(self, stream: MessageStream) -> None:
+        """Converse with a sink that has called."""
+        session = self._new_session(None)
+        self._sessions.add(session)
+        try:
+            await session.run(stream)
+        finally:
+            self._sessions.discard(session)
+
+    def close(self, reason: str) -> None:
+        """End all sessions; later ones end at once."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close_all, reason)
+
+    async def wait_closed(self) -> None:
+        """On the loop: until every session that this worker opened has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _new_session(self, expected: Incarnation | None) -> Session:
+        return Session(
+            self._local,
+            expected=expected,
+            loop=self._loop,
+            post=self._post,
+            link_factory=self._link_factory,
+            link_timeout_s=self._link_timeout_s,
+        )
+
+    def _close_all(self, reason: str) -> None:
+        self._closed = True
+        for session in self._sessions:
+            session.close(reason)
+
+    def _start(self, session: Session, source: PrefillSource) -> None:
+        if self._closed:
+            session.lost("the worker is stopping")
+            return
+        self._sessions.add(session)
+        task = self._loop.create_task(self._call(session, source))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _call(self, session: Session, source: PrefillSource) -> None:
+        try:
+            async with grpc.aio.insecure_channel(
+                source.address, options=SESSION_CHANNEL_OPTIONS
+            ) as channel:
+                try:
+                    async with asyncio.timeout(SESSION_CONNECT_TIMEOUT_S):
+                        await channel.channel_ready()
+                except TimeoutError:
+                    session.lost(
+                        f"no connection to worker {source.worker_id} at {source.address}"
+                        f" within {SESSION_CONNECT_TIMEOUT_S:g} s"
+                    )
+                    return
+                call = rpc.HandoffStub(channel).Session()
+                try:
+                    await session.run(call)
+                finally:
+                    call.cancel()
+        finally:
+            session.lost("the conversation was cancelled")
+            self._sessions.discard(session)
+
+
+class HandoffServicer(rpc.HandoffServicer):
+    """The gRPC service of the source's side, for the worker's server."""
+
+    def __init__(self, hub: SessionHub) -> None:
+        self._hub = hub
+
+    async def Session(  # the name is gRPC's
+        self,
+        request_iterator: AsyncIterator[pb.HandoffMessage],
+        context: grpc.aio.ServicerContext[pb.HandoffMessage, pb.HandoffMessage],
+    ) -> None:
+        """Serve one sink until either side ends it."""
+        del request_iterator  # read through the context, like the client's end
+        await self._hub.serve(context)

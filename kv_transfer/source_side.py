@@ -1,0 +1,419 @@
+"""The source's side of all handoffs of a worker: performs what the source cores ask for.
+
+Everything here is on the engine thread.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kv_transfer.outgoing_link import OutgoingLink
+from kv_transfer.protocol.effects import (
+    NotifyCancelled,
+    NotifyClosed,
+    Pin,
+    Send,
+    SendPayload,
+    Unpin,
+    WantCredit,
+)
+from kv_transfer.protocol.errors import BadMessage, IllegalEvent
+from kv_transfer.protocol.messages import (
+    Abort,
+    Aborted,
+    Busy,
+    Chunk,
+    Credit,
+    Grant,
+    LinkDown,
+    Prefill,
+    Received,
+)
+from kv_transfer.protocol.source import SourceCore
+from kv_transfer.protocol.states import SOURCE_TERMINAL, SourceState
+from kv_transfer.protocol.tombstones import Tombstones
+from kvferry.errors import KvferryError
+
+if TYPE_CHECKING:
+    from kv_transfer.endpoint import Endpoint
+    from kv_transfer.events import PayloadSent, SenderBuilt
+    from kv_transfer.hosts import SourceHost
+    from kv_transfer.protocol.effects import Effect, Effects
+    from kv_transfer.protocol.key import HandoffKey
+    from kv_transfer.protocol.messages import Hello
+    from kv_transfer.session import Session
+    from kvferry.generation import OutputToken
+    from mem_cache.request_kv import RequestKV
+
+
+class SinkPeer:
+    """One session with a sink, and its link."""
+
+    def __init__(self, session: Session, hello: Hello) -> None:
+        self.session = session
+        self.hello = hello
+        self.link: OutgoingLink | None = None
+        self.generation = 0
+        """Of the link opened last."""
+        self.wanting: dict[HandoffKey, None] = {}
+        """Handoffs with something to send, in the order in which they take turns."""
+
+
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    core: SourceCore
+    peer: SinkPeer
+    kv: RequestKV | None = None
+
+
+class SourceSide:
+    """Live and ended handoffs of which this worker is the source."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.host: SourceHost | None = None
+        self.link_bytes_per_s = 0.0
+        """Moving average over payloads; 0 before the first."""
+        self._endpoint = endpoint
+        self._handoffs: dict[HandoffKey, _Outgoing] = {}
+        self._peers: dict[Session, SinkPeer] = {}
+        self._tombstones: Tombstones[SourceState] = Tombstones()
+
+    def __len__(self) -> int:
+        return len(self._handoffs)
+
+    # --- the host ---
+
+    def scheduled(self, key: HandoffKey, kv: RequestKV, hit_tokens: int) -> None:
+        """The prompt has a row and slots."""
+        handoff = self._live(key)
+        if handoff is None:
+            return
+        handoff.kv = kv
+        self._open_link(handoff.peer)
+        self._perform(handoff, handoff.core.scheduled(hit_tokens, self._now()))
+
+    def computed(self, key: HandoffKey, tokens: int) -> None:
+        """The KV of tokens [0, tokens) is in the pool."""
+        handoff = self._live(key)
+        if handoff is None:
+            return
+        assert handoff.kv is not None, f"{key} computes without being scheduled"
+        assert tokens <= handoff.kv.committed_len, f"{key}: {tokens} tokens are not committed"
+        self._perform(handoff, handoff.core.computed(tokens, self._now()))
+        self._pump(handoff.peer)
+
+    def finished(self, key: HandoffKey, first_token: OutputToken) -> None:
+        """The whole prompt is computed."""
+        handoff = self._live(key)
+        if handoff is None:
+            return
+        assert handoff.kv is not None, f"{key} finishes without being scheduled"
+        assert handoff.core.prompt_tokens <= handoff.kv.committed_len, f"{key} is not committed"
+        self._perform(handoff, handoff.core.finished(first_token, self._now()))
+        self._pump(handoff.peer)
+
+    def abort(self, key: HandoffKey, reason: str) -> None:
+        """The host gives up."""
+        handoff = self._live(key)
+        if handoff is not None:
+            self._perform(handoff, handoff.core.abort(reason, self._now()))
+
+    # --- sessions ---
+
+    def session_opened(self, session: Session, hello: Hello) -> None:
+        """A sink has greeted."""
+        self._peers[session] = SinkPeer(session, hello)
+
+    def session_lost(self, session: Session, reason: str) -> None:
+        """End everything with that sink at once."""
+        peer = self._peers.pop(session, None)
+        if peer is None:
+            return
+        now = self._now()
+        for handoff in self._of(peer):
+            if handoff.core.state not in SOURCE_TERMINAL:
+                self._perform(handoff, handoff.core.session_lost(reason, now))
+
+    def close(self, reason: str) -> None:
+        """End everything with every sink."""
+        for session in list(self._peers):
+            self.session_lost(session, reason)
+
+    def on_message(
+        self,
+        session: Session,
+        message: Prefill | Grant | Busy | Received | Abort | Aborted | Credit | LinkDown,
+    ) -> None:
+        """A message of a sink."""
+        peer = self._peers.get(session)
+        if peer is None:
+            self._endpoint.counters["late_messages"] += 1
+            return
+        match message:
+            case Credit():
+                self._on_credit(peer, message)
+            case LinkDown():
+                self.link_failed(session, message.link_generation, message.reason)
+            case Prefill():
+                self._on_prefill(peer, message)
+            case _:
+                self._on_handoff_message(peer, message)
+        self._pump(peer)
+
+    def _on_prefill(self, peer: SinkPeer, message: Prefill) -> None:
+        key = message.key
+        counters = self._endpoint.counters
+        if key in self._handoffs or key in self._tombstones:
+            counters["late_messages" if key in self._tombstones else "duplicate_messages"] += 1
+            return
+        problem = self._refusal(peer, message)
+        if problem is not None:
+            counters["source_refused"] += 1
+            peer.session.send(Abort(key, problem))
+            self._tombstones.bury(key, SourceState.ABORTED)
+            return
+        core = SourceCore(
+            key,
+            len(message.prompt),
+            self._endpoint.hello.layout_hash,
+            self._endpoint.kv_cache.page_size,
+            self._endpoint.deadlines,
+            self._now(),
+        )
+        handoff = _Outgoing(core, peer)
+        self._handoffs[key] = handoff
+        counters["source_started"] += 1
+        assert self.host is not None, "a handoff came before the source's host was set"
+        try:
+            self.host.start(key, message.prompt, message.sampling, message.extra_key)
+        except KvferryError as error:
+            counters["source_refused"] += 1
+            self._perform(handoff, core.abort(f"refused: {error}", self._now()))
+
+    def _refusal(self, peer: SinkPeer, message: Prefill) -> str | None:
+        hello = self._endpoint.hello
+        key = message.key
+        if key.source_incarnation != hello.incarnation:
+            return (
+                f"meant for incarnation {key.source_incarnation:x},"
+                f" this is {hello.incarnation:x} of {hello.worker_id}"
+            )
+        if key.sink_incarnation != peer.hello.incarnation:
+            return f"the key names sink {key.sink_incarnation:x}, not the session's"
+        if message.layout_hash != hello.layout_hash:
+            return f"KV layout {message.layout_hash} of the sink is not ours, {hello.layout_hash}"
+        if len(message.prompt) == 0:
+            return "the prompt is empty"
+        return None
+
+    def _on_handoff_message(
+        self, peer: SinkPeer, message: Grant | Busy | Received | Abort | Aborted
+    ) -> None:
+        counters = self._endpoint.counters
+        handoff = self._handoffs.get(message.key)
+        if handoff is None or handoff.peer is not peer:
+            self._on_stale(peer, message)
+            return
+        if isinstance(message, Aborted):
+            counters["duplicate_messages"] += 1
+            return
+        duplicates = handoff.core.duplicates
+        try:
+            effects = handoff.core.on_message(message, self._now())
+        except (IllegalEvent, BadMessage) as error:
+            counters["illegal_messages"] += 1
+            effects = handoff.core.protocol_error(str(error), self._now())
+        counters["duplicate_messages"] += handoff.core.duplicates - duplicates
+        self._perform(handoff, effects)
+
+    def _on_stale(
+        self, peer: SinkPeer, message: Grant | Busy | Received | Abort | Aborted
+    ) -> None:
+        """A handoff that has ended, or that we never heard of: counted, nothing changes."""
+        outcome = self._tombstones.outcome(message.key)
+        if isinstance(message, Aborted) and outcome is SourceState.ABORTED:
+            return
+        counters = self._endpoint.counters
+        counters["unknown_messages" if outcome is None else "late_messages"] += 1
+        if isinstance(message, Abort):
+            peer.session.send(Aborted(message.key))
+        elif outcome is None and not isinstance(message, Aborted):
+            peer.session.send(Abort(message.key, "unknown handoff"))
+
+    # --- the link ---
+
+    def link_built(self, event: SenderBuilt) -> None:
+        """The local end exists; credit follows."""
+        link = self._link(event.session, event.generation)
+        if link is not None:
+            link.attach(event.link)
+
+    def payload_sent(self, event: PayloadSent) -> None:
+        """A staging buffer is free again."""
+        link = self._link(event.session, event.generation)
+        if link is None:
+            return
+        payload_bytes = link.completed(event.seq, self._now())
+        if event.busy_s > 0:
+            rate = payload_bytes / event.busy_s
+            old = self.link_bytes_per_s
+            self.link_bytes_per_s = rate if old == 0 else 0.8 * old + 0.2 * rate
+        self._pump(self._peers[event.session])
+
+    def link_failed(self, session: Session, generation: int, reason: str) -> None:
+        """A link generation has ended: its handoffs fail, everyone else's go on."""
+        peer = self._peers.get(session)
+        if peer is not None and peer.link is not None and peer.generation == generation:
+            self._end_link(peer, reason)
+
+    def _on_credit(self, peer: SinkPeer, message: Credit) -> None:
+        link = self._link(peer.session, message.link_generation)
+        if link is None:
+            self._endpoint.counters["late_messages"] += 1
+            return
+        try:
+            link.credit(message.buffers, self._now())
+        except BadMessage as error:
+            self._end_link(peer, str(error))
+
+    def _open_link(self, peer: SinkPeer) -> None:
+        if peer.link is not None:
+            return
+        peer.generation += 1
+        peer.link = OutgoingLink(peer.generation, self._endpoint, self._now())
+        self._endpoint.counters["links_opened"] += 1
+        peer.session.open_link(peer.generation)
+
+    def _end_link(self, peer: SinkPeer, reason: str) -> None:
+        # Taken before any host hears of it: what a host starts now rides on the next generation.
+        generation, waiting, now = peer.generation, peer.wanting, self._now()
+        peer.link, peer.wanting = None, {}
+        self._endpoint.counters["links_lost"] += 1
+        peer.session.close_link(generation, reason)
+        for handoff in self._of(peer):
+            core = handoff.core
+            hit = core.link_generation == generation or core.key in waiting
+            if hit and core.state not in SOURCE_TERMINAL:
+                self._perform(handoff, core.link_lost(reason, now))
+
+    def _link(self, session: Session, generation: int) -> OutgoingLink | None:
+        peer = self._peers.get(session)
+        return peer.link if peer is not None and peer.generation == generation else None
+
+    def _pump(self, peer: SinkPeer) -> None:
+        """Send what credit and buffers allow, handoffs taking turns chunk by chunk."""
+        if peer.wanting:
+            self._open_link(peer)
+        while peer.wanting and peer.link is not None and peer.link.can_send:
+            key = next(iter(peer.wanting))
+            del peer.wanting[key]
+            handoff = self._handoffs.get(key)
+            if handoff is None or handoff.core.sendable_tokens == 0:
+                continue
+            link = peer.link
+            effects = handoff.core.take_chunk(link.chunk_tokens, peer.generation, self._now())
+            self._perform(handoff, effects)
+
+    def _send_payload(self, handoff: _Outgoing, effect: SendPayload) -> None:
+        """Gather, announce, send. The slots are read here and nowhere else."""
+        peer, kv, kv_cache = handoff.peer, handoff.kv, self._endpoint.kv_cache
+        link = peer.link
+        assert link is not None
+        assert kv is not None
+        layers = kv_cache.layout.num_layers
+        slots = kv_cache.slots(kv, effect.token_start, effect.token_stop)
+        buffer, out = link.take()
+        used = kv_cache.pool.gather(slots, 0, layers, out)
+        payload = out[:used]
+        checksum = zlib.crc32(payload.numpy().data) if self._endpoint.config.checksums else 0
+        seq = link.post(buffer, used, self._now())
+        header = Chunk(
+            key=handoff.core.key,
+            link_generation=peer.generation,
+            link_seq=seq,
+            token_start=effect.token_start,
+            token_stop=effect.token_stop,
+            layer_start=0,
+            layer_stop=layers,
+            payload_bytes=used,
+            checksum=checksum,
+        )
+        peer.session.send(header)
+        link.send(seq, payload)
+        self._endpoint.counters["chunks_sent"] += 1
+        self._endpoint.counters["bytes_sent"] += used
+
+    # --- time ---
+
+    def on_time(self) -> None:
+        """Do what is due."""
+        now = self._now()
+        for handoff in list(self._handoffs.values()):
+            self._perform(handoff, handoff.core.on_time(now))
+        for peer in list(self._peers.values()):
+            reason = None if peer.link is None else peer.link.core.on_time(now)
+            if reason is not None:
+                self._end_link(peer, reason)
+
+    def wakes_at(self) -> float | None:
+        """When `on_time` is due next."""
+        times = [handoff.core.wakes_at for handoff in self._handoffs.values()]
+        times += [peer.link.core.wakes_at for peer in self._peers.values() if peer.link]
+        return min((time for time in times if time is not None), default=None)
+
+    # --- effects ---
+
+    def _perform(self, handoff: _Outgoing, effects: Effects) -> None:
+        core = handoff.core
+        if core.state in SOURCE_TERMINAL and core.key in self._handoffs:
+            # Buried before the host hears of it: whatever it calls now is late.
+            del self._handoffs[core.key]
+            handoff.peer.wanting.pop(core.key, None)
+            self._tombstones.bury(core.key, core.state)
+            self._endpoint.counters[f"source_{core.state.value}"] += 1
+        for effect in effects:
+            self._perform_one(handoff, effect)
+
+    def _perform_one(self, handoff: _Outgoing, effect: Effect) -> None:
+        key, kv_cache = handoff.core.key, self._endpoint.kv_cache
+        match effect:
+            case Send(message):
+                handoff.peer.session.send(message)
+            case SendPayload():
+                self._send_payload(handoff, effect)
+            case WantCredit():
+                handoff.peer.wanting[key] = None
+            case Pin():
+                assert handoff.kv is not None
+                kv_cache.pin(handoff.kv)
+            case Unpin():
+                assert handoff.kv is not None
+                kv_cache.unpin(handoff.kv)
+            case NotifyClosed():
+                self._require_host().closed(key)
+            case NotifyCancelled(reason):
+                self._require_host().cancel(key, reason)
+            case _:
+                raise AssertionError(f"{effect} at a source")
+
+    # --- inside ---
+
+    def _require_host(self) -> SourceHost:
+        assert self.host is not None, "the source's host is not set"
+        return self.host
+
+    def _of(self, peer: SinkPeer) -> list[_Outgoing]:
+        return [handoff for handoff in self._handoffs.values() if handoff.peer is peer]
+
+    def _live(self, key: HandoffKey) -> _Outgoing | None:
+        """The live handoff; None if it has ended meanwhile, which its host has been told."""
+        handoff = self._handoffs.get(key)
+        if handoff is None:
+            assert key in self._tombstones, f"{key} was never started here"
+            self._endpoint.counters["late_calls"] += 1
+        return handoff
+
+    def _now(self) -> float:
+        return self._endpoint.clock.now()

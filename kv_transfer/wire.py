@@ -1,0 +1,242 @@
+"""The one place where protobuf messages of the session become our types, and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kv_transfer.protocol.key import HandoffKey
+from kv_transfer.protocol.messages import (
+    Abort,
+    Aborted,
+    Busy,
+    Chunk,
+    Closed,
+    Complete,
+    Credit,
+    FirstToken,
+    Grant,
+    Hello,
+    LinkDown,
+    LinkRendezvous,
+    Prefill,
+    Ready,
+    Received,
+    SessionMessage,
+)
+from kvferry.convert import (
+    logprobs_from_wire,
+    logprobs_to_wire,
+    sampling_from_wire,
+    sampling_to_wire,
+    token_ids_from_wire,
+)
+from kvferry.errors import InvalidInput
+from kvferry.generation import OutputToken
+from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.rpc.v1 import handoff_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def key_to_wire(key: HandoffKey) -> pb.HandoffKey:
+    """Field by field."""
+    return pb.HandoffKey(
+        request_id=key.request_id,
+        attempt=key.attempt,
+        source_incarnation=key.source_incarnation,
+        sink_incarnation=key.sink_incarnation,
+    )
+
+
+def key_from_wire(key: pb.HandoffKey) -> HandoffKey:
+    """The inverse of `key_to_wire`."""
+    return HandoffKey(
+        RequestId(key.request_id),
+        Attempt(key.attempt),
+        Incarnation(key.source_incarnation),
+        Incarnation(key.sink_incarnation),
+    )
+
+
+def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
+    """The envelope with its one kind set."""
+    match message:
+        case Hello() | LinkRendezvous() | Credit() | LinkDown():
+            return _unkeyed_to_wire(message)
+        case Prefill():
+            return pb.HandoffMessage(
+                prefill=pb.Prefill(
+                    key=key_to_wire(message.key),
+                    prompt=message.prompt.tolist(),
+                    sampling=sampling_to_wire(message.sampling),
+                    extra_key=message.extra_key,
+                    layout_hash=message.layout_hash,
+                )
+            )
+        case FirstToken():
+            token = message.token
+            first = pb.FirstToken(key=key_to_wire(message.key), token_id=token.token_id)
+            if token.logprobs is not None:
+                first.logprobs.CopyFrom(logprobs_to_wire(token.logprobs))
+            return pb.HandoffMessage(first_token=first)
+        case _:
+            return _plain_to_wire(message)
+
+
+def _unkeyed_to_wire(message: Hello | LinkRendezvous | Credit | LinkDown) -> pb.HandoffMessage:
+    match message:
+        case Hello(worker_id, incarnation, layout_hash):
+            hello = pb.Hello(
+                worker_id=worker_id, incarnation=incarnation, layout_hash=layout_hash
+            )
+            return pb.HandoffMessage(hello=hello)
+        case LinkRendezvous(generation, store_key, value):
+            entry = pb.LinkRendezvous(
+                link_generation=generation, store_key=store_key, store_value=value
+            )
+            return pb.HandoffMessage(link_rendezvous=entry)
+        case Credit(generation, buffers):
+            return pb.HandoffMessage(
+                credit=pb.Credit(link_generation=generation, buffers=buffers)
+            )
+        case LinkDown(generation, reason):
+            return pb.HandoffMessage(
+                link_down=pb.LinkDown(link_generation=generation, reason=reason)
+            )
+
+
+_Bare = Busy | Received | Closed | Aborted
+
+
+def _plain_to_wire(
+    message: Ready | Grant | Chunk | Complete | Abort | _Bare,
+) -> pb.HandoffMessage:
+    key = key_to_wire(message.key)
+    match message:
+        case Ready(_, prompt_tokens, layout_hash, hit_tokens):
+            ready = pb.Ready(
+                key=key,
+                prompt_tokens=prompt_tokens,
+                layout_hash=layout_hash,
+                hit_tokens=hit_tokens,
+            )
+            return pb.HandoffMessage(ready=ready)
+        case Grant(_, resume_at):
+            return pb.HandoffMessage(grant=pb.Grant(key=key, resume_at=resume_at))
+        case Chunk():
+            return pb.HandoffMessage(chunk=_chunk_to_wire(message, key))
+        case Complete(_, tokens, chunks):
+            return pb.HandoffMessage(complete=pb.Complete(key=key, tokens=tokens, chunks=chunks))
+        case Abort(_, reason):
+            return pb.HandoffMessage(abort=pb.Abort(key=key, reason=reason))
+        case _:
+            return _bare_to_wire(message, key)
+
+
+def _bare_to_wire(message: _Bare, key: pb.HandoffKey) -> pb.HandoffMessage:
+    match message:
+        case Busy():
+            return pb.HandoffMessage(busy=pb.Busy(key=key))
+        case Received():
+            return pb.HandoffMessage(received=pb.Received(key=key))
+        case Closed():
+            return pb.HandoffMessage(closed=pb.Closed(key=key))
+        case Aborted():
+            return pb.HandoffMessage(aborted=pb.Aborted(key=key))
+
+
+def _chunk_to_wire(chunk: Chunk, key: pb.HandoffKey) -> pb.Chunk:
+    return pb.Chunk(
+        key=key,
+        link_generation=chunk.link_generation,
+        link_seq=chunk.link_seq,
+        token_start=chunk.token_start,
+        token_stop=chunk.token_stop,
+        layer_start=chunk.layer_start,
+        layer_stop=chunk.layer_stop,
+        payload_bytes=chunk.payload_bytes,
+        checksum=chunk.checksum,
+    )
+
+
+def message_from_wire(message: pb.HandoffMessage) -> SessionMessage:
+    """The inverse of `message_to_wire`. Raises `InvalidInput` for a kind we don't know."""
+    kind = message.WhichOneof("kind")
+    read = _READERS.get(kind or "")
+    if read is None:
+        raise InvalidInput("handoff message", f"kind {kind!r} is not known")
+    return read(message)
+
+
+def _prefill(message: pb.HandoffMessage) -> Prefill:
+    prefill = message.prefill
+    return Prefill(
+        key_from_wire(prefill.key),
+        token_ids_from_wire(prefill.prompt),
+        sampling_from_wire(prefill.sampling, seed=0),
+        ExtraKey(prefill.extra_key),
+        prefill.layout_hash,
+    )
+
+
+def _first_token(message: pb.HandoffMessage) -> FirstToken:
+    first = message.first_token
+    logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
+    return FirstToken(key_from_wire(first.key), OutputToken(first.token_id, logprobs))
+
+
+def _chunk(message: pb.HandoffMessage) -> Chunk:
+    chunk = message.chunk
+    return Chunk(
+        key_from_wire(chunk.key),
+        chunk.link_generation,
+        chunk.link_seq,
+        chunk.token_start,
+        chunk.token_stop,
+        chunk.layer_start,
+        chunk.layer_stop,
+        chunk.payload_bytes,
+        chunk.checksum,
+    )
+
+
+def _ready(message: pb.HandoffMessage) -> Ready:
+    ready = message.ready
+    return Ready(
+        key_from_wire(ready.key), ready.prompt_tokens, ready.layout_hash, ready.hit_tokens
+    )
+
+
+def _hello(message: pb.HandoffMessage) -> Hello:
+    hello = message.hello
+    return Hello(WorkerId(hello.worker_id), Incarnation(hello.incarnation), hello.layout_hash)
+
+
+def _rendezvous(message: pb.HandoffMessage) -> LinkRendezvous:
+    entry = message.link_rendezvous
+    return LinkRendezvous(entry.link_generation, entry.store_key, entry.store_value)
+
+
+def _complete(message: pb.HandoffMessage) -> Complete:
+    complete = message.complete
+    return Complete(key_from_wire(complete.key), complete.tokens, complete.chunks)
+
+
+_READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
+    "hello": _hello,
+    "prefill": _prefill,
+    "ready": _ready,
+    "grant": lambda m: Grant(key_from_wire(m.grant.key), m.grant.resume_at),
+    "busy": lambda m: Busy(key_from_wire(m.busy.key)),
+    "chunk": _chunk,
+    "first_token": _first_token,
+    "complete": _complete,
+    "received": lambda m: Received(key_from_wire(m.received.key)),
+    "closed": lambda m: Closed(key_from_wire(m.closed.key)),
+    "abort": lambda m: Abort(key_from_wire(m.abort.key), m.abort.reason),
+    "aborted": lambda m: Aborted(key_from_wire(m.aborted.key)),
+    "link_rendezvous": _rendezvous,
+    "credit": lambda m: Credit(m.credit.link_generation, m.credit.buffers),
+    "link_down": lambda m: LinkDown(m.link_down.link_generation, m.link_down.reason),
+}
