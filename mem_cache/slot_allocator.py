@@ -54,6 +54,7 @@ class _FreeStack:
     def __init__(self, units: int) -> None:
         self._stack: NDArray[np.int64] = np.empty(units, dtype=np.int64)
         self._is_free: NDArray[np.bool_] = np.zeros(units + 1, dtype=np.bool_)
+        self._ordinal: NDArray[np.int64] = np.zeros(units + 1, dtype=np.int64)
         self.units = units
         self.count = 0
         self.clear()
@@ -80,7 +81,10 @@ class _FreeStack:
             return
         assert int(units.min()) > 0, "check 1: unit 0 is never handed out"
         assert not self._is_free[units].any(), "check 1: freed twice"
-        assert self.count + count <= self.units, "check 1: more freed than handed out"
+        # A unit that is there twice keeps its last ordinal only: uniqueness without sorting.
+        ordinals = np.arange(count)
+        self._ordinal[units] = ordinals
+        assert (self._ordinal[units] == ordinals).all(), "check 1: freed twice in one batch"
         self._is_free[units] = True
         self._stack[self.count : self.count + count] = units[::-1]
         self.count += count

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.property
 
 ROWS = 4
 PAGES = {1: 40, 4: 16, 16: 10, 64: 8}
-CI_EXAMPLES, SLOW_EXAMPLES = 2, 52
+CI_EXAMPLES, SLOW_EXAMPLES = 2, 60
 STEPS = 50
 
 _step_count = 0

@@ -1,0 +1,45 @@
+import subprocess
+import sys
+
+import pytest
+
+from kvferry.config import CacheConfig
+from kvferry.errors import ConfigError
+from mem_cache.chunk_cache import ChunkCache
+from mem_cache.factory import build_kv_cache
+from mem_cache.radix_cache import RadixCache
+from mem_cache.slot_allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from tests.support.kv_caches import PAGE_SIZES, tiny_layout
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("radix", [True, False])
+def test_chooses_by_page_size_and_radix(page_size, radix):
+    layout = tiny_layout(page_size)
+    config = CacheConfig(page_size=page_size, memory_bytes=100_000, rows=5, radix=radix)
+    cache = build_kv_cache(layout, config, context_length=100)
+    paged = PagedTokenToKVPoolAllocator
+    assert isinstance(cache.allocator, TokenToKVPoolAllocator if page_size == 1 else paged)
+    assert isinstance(cache.tree, RadixCache if radix else ChunkCache)
+    assert (cache.rows.num_rows, cache.context_length, cache.page_size) == (5, 100, page_size)
+    assert cache.num_slots == cache.pool.num_slots == cache.accounts().free
+    held = cache.pool.buffer.nbytes + cache.rows.req_to_token.nbytes
+    assert 100_000 - page_size * layout.bytes_per_token < held <= 100_000
+
+
+def test_budget_too_small():
+    config = CacheConfig(page_size=4, memory_bytes=1000, rows=5)
+    with pytest.raises(ConfigError, match=r"cache\.memory_bytes"):
+        build_kv_cache(tiny_layout(4), config, context_length=100)
+
+
+def test_layout_and_configuration_agree_on_the_page():
+    with pytest.raises(AssertionError, match="page size"):
+        build_kv_cache(tiny_layout(4), CacheConfig(page_size=16), context_length=100)
+
+
+def test_only_bytes_and_rows_need_torch():
+    modules = "radix_cache", "chunk_cache", "slot_allocator", "ledger", "kv_cache", "layout"
+    imports = ", ".join(f"mem_cache.{module}" for module in modules)
+    code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
