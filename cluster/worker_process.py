@@ -22,10 +22,11 @@ from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from engine.step_loop import StepLoop
 from kv_transfer.driver import HandoffDriver
+from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kvferry.clock import MonotonicClock
 from kvferry.errors import WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
-from kvferry.limits import STOP_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX
+from kvferry.limits import STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
 from mem_cache.factory import build_kv_cache
@@ -72,7 +73,7 @@ class WorkerProcess:
         if self._step_loop is not None:
             self._step_loop.stop()
         if self._driver is not None:
-            self._driver.close()
+            self._await(self._driver.wait_closed())
         if self._server is not None:
             self._await(self._server.stop(grace=0.5))
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -116,10 +117,11 @@ class WorkerProcess:
             clock=clock,
             post=self._post,
             loop=self._loop,
+            link_host=config.worker_host,
         )
         step_loop = StepLoop(engine, driver, clock)
         intake = Intake(engine, driver, self._incarnation, Outbox(self._loop))
-        driver.attach(source_host=PromptSource(engine, driver), sink_host=intake)
+        driver.set_hosts(PromptSource(engine, driver), intake)
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
         self._step_loop, self._driver = step_loop, driver
         return step_loop, driver, [driver, intake, feed]
@@ -132,12 +134,8 @@ class WorkerProcess:
     async def _serve(self, step_loop: StepLoop, driver: HandoffDriver) -> WorkerInfo:
         server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", WORKER_MESSAGE_BYTES_MAX),
-                ("grpc.max_send_message_length", WORKER_MESSAGE_BYTES_MAX),
                 ("grpc.so_reuseport", 0),
-                # Peers ping idle sessions; see kv_transfer.session.
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+                *SESSION_SERVER_OPTIONS,
             ]
         )
         port = server.add_insecure_port(f"{self._config.worker_host}:0")

@@ -65,8 +65,15 @@ class EngineSnapshot:
 class SnapshotSource(Protocol):
     """Completes the snapshot with what only the handoff driver knows."""
 
-    link_bytes_per_s: float
-    counters: dict[str, int]
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Measured payload rate of this worker's links; 0 before the first payload."""
+        ...
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What happened since the start."""
+        ...
 
     def handoffs_open(self) -> int:
         """Handoffs in flight, on either side."""
@@ -134,9 +141,10 @@ class StepLoop:
         for part in self._parts:
             part.tick()
         self._computed = self._engine.step()
+        # Before the news leave: who has read the end of a request finds the accounts without it.
+        self.snapshot = self._take_snapshot()
         for part in self._parts:
             part.after_step()
-        self.snapshot = self._take_snapshot()
         self._last_turn_s = self._clock.now()
 
     def _drain(self) -> list[object]:

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
     from kvferry.clock import Clock
     from kvferry.config import HandoffConfig
+    from kvferry.errors import KvferryError
     from kvferry.generation import OutputToken, PrefillSource
     from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
@@ -199,6 +200,13 @@ class HandoffDriver:
     def link_bytes_per_s(self) -> float:
         """Measured rate of the links on which this worker sends; 0 before the first payload."""
         return self._source.link_bytes_per_s
+
+    def after_step(self) -> None:
+        """Nothing is gathered: messages and payloads leave as they are made."""
+
+    def stop(self, error: KvferryError) -> None:
+        """Tell every peer by ending its session. Touches no KV: the process ends with this."""
+        self._hub.close(str(error))
 
     def close(self) -> None:
         """End every handoff and session. `wait_closed` on the loop waits for the sessions."""
