@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numba
@@ -55,8 +56,8 @@ class ModelRunner:
 def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     if threads > 1:
-        # More than the machine has would be refused; asking starts the pool, so one thread has none.
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        # Numba refuses more than the machine has.
+        numba.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
 
 
 def _choose_operators(dtype: DType, threads: int) -> Operators:

@@ -1,37 +1,64 @@
-"""What the native kernels share: types, compiler settings, and an exponential that vectorizes.
+"""What the native kernels share: types, decorators, and an exponential that vectorizes.
 
 Numba's cache of a kernel does not notice changes in here: after one, delete `__pycache__`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 F32: TypeAlias = NDArray[np.float32]
 I32: TypeAlias = NDArray[np.int32]
 I64: TypeAlias = NDArray[np.int64]
 
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+_FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Sums may be reordered, which vector instructions need; infinities and NaN keep their meaning."""
 
 _LOG2E = np.float32(1.4426950408889634)
 _LN2 = np.float32(0.6931471805599453)
-_EXP_LOWEST = np.float32(-87.0)
-"""exp of less is below the smallest normal float32."""
+_EXP_LIMIT = np.float32(87.0)
+"""e^-87 is about the smallest normal float32, e^87 about the largest."""
 
 
-@numba.njit(inline="always", fastmath=FASTMATH)
-def exp_negative(x: Any) -> Any:
-    """e^x of a float32 x <= 0; relative error below 1e-6.
+def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a function called from Python; the machine code is cached on disk."""
+    return _compile(function, cache=True, nogil=True)
+
+
+def parallel_kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `kernel`, with its `prange` loops on several threads."""
+    return _compile(function, cache=True, nogil=True, parallel=True)
+
+
+def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile a function into the kernels that call it."""
+    return _compile(function, inline="always")
+
+
+def _compile(function: Callable[_P, _R], **options: Any) -> Callable[_P, _R]:
+    # numpy's error model: a check for division by zero would keep a loop from being vectorized.
+    decorate = numba.njit(fastmath=_FASTMATH, error_model="numpy", **options)
+    return cast("Callable[_P, _R]", decorate(function))
+
+
+@inlined
+def exp(x: Any) -> Any:
+    """e^x of a float32 x, taken to be within +-87; relative error below 1e-5.
 
     2^n from the exponent bits times a Taylor polynomial of what is left. Unlike a call of libm's
     `expf`, it lets a loop over it become vector instructions.
     """
-    x = max(x, _EXP_LOWEST)
+    x = min(max(x, -_EXP_LIMIT), _EXP_LIMIT)
     n = np.floor(x * _LOG2E + np.float32(0.5))
     r = x - n * _LN2
     p = np.float32(1 / 5040)
@@ -46,7 +73,7 @@ def exp_negative(x: Any) -> Any:
     return p * bits.view(np.float32)
 
 
-@numba.njit(inline="always")
+@inlined
 def part(total: int, index: int, parts: int) -> Any:
     """(start, stop) of one of `parts` nearly equal parts of range(total)."""
     return total * index // parts, total * (index + 1) // parts

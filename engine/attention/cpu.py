@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from engine.attention.cpu_kernels import decode_attention
+from engine.attention.cpu_kernels import LOWEST, decode_attention, weigh_tile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -129,8 +129,8 @@ class _QueryTile:
         grouped = queries.float().view(self._count, kv_heads, self._group, head_dim)
         rows = grouped.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
         self._queries = rows / math.sqrt(head_dim)
-        self._highest = rows.new_full((*rows.shape[:2], 1), -math.inf)
-        self._weight_sum = rows.new_zeros(*rows.shape[:2], 1)
+        self._highest = rows.new_full(rows.shape[:2], float(LOWEST))
+        self._weight_sum = rows.new_zeros(rows.shape[:2])
         self._sums = torch.zeros_like(rows)
 
     def add(self, first_key: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -138,32 +138,25 @@ class _QueryTile:
         visible = self._first_position + self._count - first_key
         if visible <= 0:
             return
-        keys, values = keys[:, :, :visible], values[:, :visible]
-        scores = torch.bmm(self._queries, keys)
-        self._mask(scores, first_key)
-        highest = torch.maximum(self._highest, scores.amax(dim=-1, keepdim=True))
-        shrink = torch.exp(self._highest - highest)
-        weights = scores.sub_(highest).exp_()
-        self._weight_sum.mul_(shrink).add_(weights.sum(dim=-1, keepdim=True))
-        self._sums.mul_(shrink).add_(torch.bmm(weights, values))
-        self._highest = highest
+        scores = torch.bmm(self._queries, keys[:, :, :visible])
+        weigh_tile(
+            scores.numpy(),
+            self._highest.numpy(),
+            self._weight_sum.numpy(),
+            self._sums.numpy(),
+            self._first_position,
+            self._count,
+            first_key,
+        )
+        self._sums.baddbmm_(scores, values[:, :visible])
 
     def result(self) -> torch.Tensor:
         """[n, H, D]."""
         kv_heads, _, head_dim = self._sums.shape
-        averaged = (self._sums / self._weight_sum).view(kv_heads, self._group, -1, head_dim)
+        averaged = (self._sums / self._weight_sum[:, :, None]).view(
+            kv_heads, self._group, -1, head_dim
+        )
         return averaged.permute(2, 0, 1, 3).reshape(self._count, -1, head_dim)
-
-    def _mask(self, scores: torch.Tensor, first_key: int) -> None:
-        """Hide keys after their query, in tiles that reach beyond the first query."""
-        keys = scores.shape[-1]
-        if first_key + keys - 1 <= self._first_position:
-            return
-        key_positions = torch.arange(first_key, first_key + keys)
-        query_positions = torch.arange(self._first_position, self._first_position + self._count)
-        hidden = key_positions[None, :] > query_positions[:, None]
-        kv_heads = scores.shape[0]
-        scores.view(kv_heads, self._group, self._count, keys).masked_fill_(hidden, -math.inf)
 
 
 def _split(tensor: torch.Tensor, size: int) -> list[tuple[int, torch.Tensor]]:

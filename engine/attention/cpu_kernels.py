@@ -11,15 +11,16 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from engine.native_math import F32, FASTMATH, I32, I64, exp_negative, part
+from engine.native_math import F32, I32, I64, exp, inlined, kernel, parallel_kernel, part
 
 _TILE = 128
 """Keys per tile. Longer K and V streams are better for the memory than scores that fit in L1."""
-_LOWEST = np.float32(-1e30)
+LOWEST = np.float32(-1e30)
+"""Where a running maximum starts. Finite: differences with it must not be NaN."""
 _UNROLL = 4
 
 
-@numba.njit(inline="always")
+@inlined
 def _find_slots(
     pages: I32, first_page: int, start: int, count: int, page_size: int, slots: I64
 ) -> None:
@@ -29,7 +30,7 @@ def _find_slots(
         slots[j] = np.int64(page) * page_size + position % page_size
 
 
-@numba.njit(inline="always", fastmath=FASTMATH)
+@inlined
 def _score(query: F32, keys: F32, slots: I64, count: int, scores: F32) -> None:
     """scores[h, g, j] = query[h, g] . keys[slots[j], h]."""
     kv_heads, group, head_dim = query.shape
@@ -58,27 +59,25 @@ def _score(query: F32, keys: F32, slots: I64, count: int, scores: F32) -> None:
                 scores[h, g, j] = dot
 
 
-@numba.njit(inline="always", fastmath=FASTMATH)
-def _weigh(scores: F32, count: int, highest: F32, weight_sum: F32, sums: F32) -> None:
-    """Turn a head group's scores into weights, and what was summed before to the new scale."""
-    group, head_dim = sums.shape
-    for g in range(group):
-        top = highest[g]
-        for j in range(count):
-            top = max(top, scores[g, j])
-        total = np.float32(0)
-        for j in range(count):
-            weight = exp_negative(scores[g, j] - top)
-            scores[g, j] = weight
-            total += weight
-        shrink = exp_negative(highest[g] - top)
-        weight_sum[g] = weight_sum[g] * shrink + total
-        highest[g] = top
-        for d in range(head_dim):
-            sums[g, d] *= shrink
+@inlined
+def _weigh(scores: F32, highest: F32, weight_sum: F32, sums: F32, row: int) -> None:
+    """Turn the scores of a row into weights, and what was summed before to the new scale."""
+    top = highest[row]
+    for j in range(len(scores)):
+        top = max(top, scores[j])
+    total = np.float32(0)
+    for j in range(len(scores)):
+        weight = exp(scores[j] - top)
+        scores[j] = weight
+        total += weight
+    shrink = exp(highest[row] - top)
+    weight_sum[row] = weight_sum[row] * shrink + total
+    highest[row] = top
+    for d in range(sums.shape[1]):
+        sums[row, d] *= shrink
 
 
-@numba.njit(inline="always", fastmath=FASTMATH)
+@inlined
 def _accumulate(weights: F32, values: F32, slots: I64, count: int, sums: F32) -> None:
     """sums[h, g] += weights[h, g, j] * values[slots[j], h] over all j."""
     kv_heads, group, head_dim = sums.shape
@@ -101,7 +100,7 @@ def _accumulate(weights: F32, values: F32, slots: I64, count: int, sums: F32) ->
                     sums[h, g, d] += weights[h, g, j] * value[d]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def _attend_rows(  # noqa: PLR0913
     queries: F32, keys: F32, values: F32, out: F32, rows: I64,
     pages: I32, page_size: int, start_row: int, stop_row: int,
@@ -120,20 +119,21 @@ def _attend_rows(  # noqa: PLR0913
         query[:] = queries[token].reshape(query.shape) * scale
         sums[:] = np.float32(0)
         weight_sum[:] = np.float32(0)
-        highest[:] = _LOWEST
+        highest[:] = LOWEST
         for start in range(0, length, _TILE):
             count = min(_TILE, length - start)
             _find_slots(pages, first_page, start, count, page_size, slots)
             _score(query, keys, slots, count, scores)
             for h in range(kv_heads):
-                _weigh(scores[h], count, highest[h], weight_sum[h], sums[h])
+                for g in range(group):
+                    _weigh(scores[h, g, :count], highest[h], weight_sum[h], sums[h], g)
             _accumulate(scores, values, slots, count, sums)
         for h in range(kv_heads):
             for g in range(group):
                 out[token, h * group + g] = sums[h, g] / weight_sum[h, g]
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@parallel_kernel
 def _attend_parallel(  # noqa: PLR0913
     queries: F32, keys: F32, values: F32, out: F32, rows: I64,
     pages: I32, page_size: int, threads: int,
@@ -156,3 +156,27 @@ def decode_attention(  # noqa: PLR0913
         _attend_parallel(queries, keys, values, out, rows, pages, page_size, threads)
     else:
         _attend_rows(queries, keys, values, out, rows, pages, page_size, 0, len(rows))
+
+
+@kernel
+def weigh_tile(
+    scores: F32, highest: F32, weight_sum: F32, sums: F32,
+    first_query: int, queries: int, first_key: int,
+) -> None:  # fmt: skip
+    """One step of the running softmax for a tile of queries and keys, with the causal mask.
+
+    scores [H_kv, G * n, m] of n = `queries` tokens from position `first_query` on, and keys from
+    position `first_key` on, become weights, 0 for keys after their query. highest and weight_sum
+    [H_kv, G * n] and sums [H_kv, G * n, D] are brought to the new scale.
+    """
+    kv_heads, rows, keys = scores.shape
+    for h in range(kv_heads):
+        for r in range(rows):
+            visible = first_query + r % queries + 1 - first_key
+            if visible < keys:
+                visible = max(visible, 0)
+                scores[h, r, visible:] = np.float32(0)
+            else:
+                visible = keys
+            if visible > 0:
+                _weigh(scores[h, r, :visible], highest[h], weight_sum[h], sums[h], r)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from engine.native_math import F32, FASTMATH, I64, exp_negative, part
+from engine.native_math import F32, I64, exp, inlined, kernel, parallel_kernel, part
 
 _COLUMNS = 4
 """Weight rows taken together: each load of an input is used four times, and the four rows stay in
 L1 over all inputs, so that a weight comes from memory once."""
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def linear_part(inputs: F32, weight: F32, out: F32, start: int, stop: int) -> None:
     """out[:, start:stop] = inputs . weight[start:stop]^T."""
     tokens, width = inputs.shape
@@ -40,7 +40,7 @@ def linear_part(inputs: F32, weight: F32, out: F32, start: int, stop: int) -> No
             out[t, n] = dot
 
 
-@numba.njit(cache=True, nogil=True, parallel=True)
+@parallel_kernel
 def linear_parallel(inputs: F32, weight: F32, out: F32, threads: int) -> None:
     """`linear_part` over all of `weight`, split by its rows."""
     for index in numba.prange(threads):
@@ -48,7 +48,7 @@ def linear_parallel(inputs: F32, weight: F32, out: F32, threads: int) -> None:
         linear_part(inputs, weight, out, start, stop)
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def rms_norm(inputs: F32, weight: F32, eps: float, out: F32) -> None:
     """out = inputs / rms(inputs) * weight."""
     tokens, width = inputs.shape
@@ -61,7 +61,7 @@ def rms_norm(inputs: F32, weight: F32, eps: float, out: F32) -> None:
             out[t, k] = inputs[t, k] * scale * weight[k]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def add_rms_norm(residual: F32, update: F32, weight: F32, eps: float, out: F32) -> None:
     """residual += update; out = residual / rms(residual) * weight."""
     tokens, width = residual.shape
@@ -76,20 +76,17 @@ def add_rms_norm(residual: F32, update: F32, weight: F32, eps: float, out: F32) 
             out[t, k] = residual[t, k] * scale * weight[k]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def silu_and_mul(gate_up: F32, out: F32) -> None:
     """out = silu(gate) * up, where gate_up [T, 2 m] holds gate, then up."""
     tokens, width = out.shape
     for t in range(tokens):
         for k in range(width):
             x = gate_up[t, k]
-            # Both branches of the sigmoid from e^-|x|, which cannot overflow.
-            e = exp_negative(-abs(x))
-            numerator = np.float32(1) if x >= 0 else e
-            out[t, k] = x * numerator / (np.float32(1) + e) * gate_up[t, width + k]
+            out[t, k] = x / (np.float32(1) + exp(-x)) * gate_up[t, width + k]
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FASTMATH)
+@kernel
 def rope_and_write(
     qkv: F32, rope: F32, positions: I64, slots: I64, keys: F32, values: F32, queries: F32
 ) -> None:
@@ -107,7 +104,7 @@ def rope_and_write(
                 values[slots[t], h, d] = value[d]
 
 
-@numba.njit(inline="always", fastmath=FASTMATH)
+@inlined
 def _rotate(head: F32, angles: F32, out: F32) -> None:
     """Rotate the pairs (d, d + D/2); angles [D]: cosines, then sines."""
     half = len(head) // 2
