@@ -15,6 +15,7 @@ from kvferry.errors import (
     DeadlineExceeded,
     ErrorKind,
     InternalError,
+    InvalidInput,
     KvferryError,
     Overloaded,
     WorkerUnavailable,
@@ -214,8 +215,10 @@ def error_from_rpc(error: grpc.aio.AioRpcError, info: WorkerInfo) -> KvferryErro
             return WorkerUnavailable(text)
         case ErrorKind.DEADLINE:
             return DeadlineExceeded(text)
+        case ErrorKind.INVALID_INPUT:
+            # Validated here already, but only the worker knows what its memory holds.
+            return InvalidInput("request", text)
         case _:
-            # A request we validated was refused, or the worker broke: either is a fault of ours.
             return InternalError(text)
 
 

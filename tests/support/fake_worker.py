@@ -11,7 +11,14 @@ import grpc.aio
 
 from kvferry import convert
 from kvferry.accounts import KvAccounts, WorkerLoad
-from kvferry.generation import AttemptFinish, AttemptOutput, AttemptUsage, FinishReason, OutputToken
+from kvferry.generation import (
+    AttemptFinish,
+    AttemptOutput,
+    AttemptUsage,
+    FinishReason,
+    OutputToken,
+    TokenLogprobs,
+)
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
 from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Role, WorkerInfo
@@ -37,7 +44,8 @@ class Script:
     fail_trailing: tuple[tuple[str, str], ...] = ()
     hang_after: int | None = None
     """Stop answering, without ending the call, after this many tokens."""
-    tokens_per_output: int = 1
+    logprob: float | None = None
+    """Of every token; None reports none."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
 
 
@@ -58,6 +66,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Ids of attempts whose call was cancelled."""
     subscriptions: int = 0
     status_fails: bool = False
+    snapshot_events: tuple[KvEvent, ...] = ()
 
     async def start(self) -> WorkerInfo:
         self._held: tuple[int, ...] = ()
@@ -87,8 +96,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             WorkerId(self.worker_id), self.incarnation, self._sequence, snapshot, events
         )
 
-    snapshot_events: tuple[KvEvent, ...] = ()
-
     async def Generate(self, message: Any, context: Any) -> None:
         request = convert.attempt_request_from_wire(message)
         self.requests.append(request)
@@ -101,12 +108,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     break
                 if script.hang_after is not None and sent >= script.hang_after:
                     await asyncio.Event().wait()
-                piece = tokens[sent : sent + script.tokens_per_output]
-                sent += len(piece)
+                token = _output_token(tokens[sent], script.logprob)
+                sent += 1
                 finish = None
                 if sent == len(tokens) and script.fail_after is None and script.hang_after is None:
                     finish = AttemptFinish(script.reason, script.usage)
-                output = AttemptOutput(tuple(map(OutputToken, piece)), finish)
+                output = AttemptOutput((token,), finish)
                 await context.write(convert.attempt_output_to_wire(output))
             if script.hang_after is not None:
                 await asyncio.Event().wait()
@@ -135,3 +142,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             accounts=convert.accounts_to_wire(self.accounts),
             pid=4711,
         )
+
+
+def _output_token(token_id: int, logprob: float | None) -> OutputToken:
+    if logprob is None:
+        return OutputToken(token_id)
+    return OutputToken(token_id, TokenLogprobs(token_id, logprob, ((token_id, logprob),)))

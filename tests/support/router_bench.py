@@ -1,0 +1,93 @@
+"""A router with its front door and fake workers, all in one event loop, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from kvferry.clock import MonotonicClock
+from kvferry.config import CacheConfig, ClusterConfig, ModelConfig, RouterConfig
+from kvferry.membership import Membership, WorkerInfo
+from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
+from router.api.grpc_server import FrontDoor, serve
+from router.router import Router
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.support.fake_worker import FakeWorker
+
+SERVED = "test-model"
+CONFIG = ClusterConfig(
+    model=ModelConfig(served_name=SERVED, context_length=512),
+    cache=CacheConfig(page_size=4),
+    router=RouterConfig(requests_max=8, request_timeout_s=20.0, status_interval_s=0.05),
+)
+
+
+@dataclass(eq=False)
+class RouterBench:
+    """Everything a test of the front door needs."""
+
+    router: Router
+    front_door: FrontDoor
+    channel: Any
+    channel_target: str
+    version: int = 1
+
+    @property
+    def inference(self) -> Any:
+        return inference_pb2_grpc.InferenceStub(self.channel)
+
+    @property
+    def admin(self) -> Any:
+        return inference_pb2_grpc.AdminStub(self.channel)
+
+    async def members(self, *infos: WorkerInfo) -> None:
+        """Publish a new membership."""
+        self.version += 1
+        await self.router.set_membership(Membership(self.version, infos))
+
+    async def ask(self, text: str = "hello", **fields: Any) -> list[Any]:
+        """All responses to one text prompt."""
+        request = inference_pb2.GenerateRequest(text=text, **fields)
+        return [message async for message in self.inference.Generate(request)]
+
+
+@contextlib.asynccontextmanager
+async def router_bench(
+    directory: Path, *workers: FakeWorker, **router_settings: Any
+) -> AsyncIterator[RouterBench]:
+    """Start, and stop everything at the end."""
+    config = replace(CONFIG, router=replace(CONFIG.router, **router_settings))
+    infos = [await worker.start() for worker in workers]
+    router = Router(config, directory, MonotonicClock(), random.Random(7))
+    await router.start()
+    front_door, port = await serve(router, "127.0.0.1", 0)
+    await router.set_membership(Membership(1, tuple(infos)))
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    try:
+        yield RouterBench(router, front_door, channel, f"127.0.0.1:{port}")
+    finally:
+        await channel.close()
+        await front_door.stop()
+        await router.stop()
+        for worker in workers:
+            await worker.stop()
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+    """Wait until `condition` holds; fails when it does not in time."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - any condition, so there is no event
+            await asyncio.sleep(0.005)
+
+
+def text_of(responses: list[Any]) -> str:
+    return "".join(response.text for response in responses)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from kvferry.errors import WorkerUnavailable
+from kvferry.ids import Incarnation, WorkerId
+from kvferry.membership import Role, WorkerInfo
+from router.load import LoadEstimate
+from router.policy import ClusterView, CostModel, Demand, Route, WorkerView, choose_route
+
+MODEL = CostModel(kv_bytes_per_token=1000, running_max=32)
+DEMAND = Demand(prompt_tokens=1000, answer_tokens_max=100)
+
+
+def worker(name: str, role: Role, hit: int = 0, **load: object) -> WorkerView:
+    info = WorkerInfo(WorkerId(name), role, Incarnation(1), f"{name}:1")
+    return WorkerView(info, hit, LoadEstimate(**load))
+
+
+def view(*workers: WorkerView) -> ClusterView:
+    return ClusterView(
+        prefill=tuple(each for each in workers if each.info.role is Role.PREFILL),
+        decode=tuple(each for each in workers if each.info.role is not Role.PREFILL),
+    )
+
+
+def choose(*workers: WorkerView, model: CostModel = MODEL, avoid: tuple[str, ...] = ()) -> Route:
+    avoided = frozenset(map(WorkerId, avoid))
+    return choose_route(view(*workers), DEMAND, model, avoided, random.Random(1))
+
+
+def names(route: Route) -> tuple[str | None, str]:
+    return (route.prefill and route.prefill.worker_id, route.decode.worker_id)
+
+
+def test_a_pair_serves_a_request_together() -> None:
+    route = choose(worker("p", Role.PREFILL), worker("d", Role.DECODE))
+    assert names(route) == ("p", "d")
+    assert route.prefill_tokens == 1000
+    # 1000 tokens at 400/s, 1 MB at 1 GB/s, 100 steps of 60 ms.
+    assert route.cost_ms == pytest.approx(2500 + 1 + 6000)
+
+
+def test_without_a_prefill_worker_the_decode_worker_prefills() -> None:
+    assert names(choose(worker("d", Role.DECODE))) == (None, "d")
+
+
+def test_without_a_decode_worker_there_is_no_route() -> None:
+    with pytest.raises(WorkerUnavailable, match="decode worker"):
+        choose(worker("p", Role.PREFILL))
+
+
+def test_the_prefix_decides_among_equal_prefill_workers() -> None:
+    route = choose(
+        worker("p1", Role.PREFILL, hit=100),
+        worker("p2", Role.PREFILL, hit=900),
+        worker("d", Role.DECODE),
+    )
+    assert (names(route), route.prefill_tokens) == (("p2", "d"), 100)
+
+
+def test_a_queue_outweighs_a_prefix() -> None:
+    route = choose(
+        worker("p1", Role.PREFILL),
+        worker("p2", Role.PREFILL, hit=900, prefill_tokens=2000),
+        worker("d", Role.DECODE),
+    )
+    assert names(route) == ("p1", "d")
+
+
+def test_a_measured_rate_replaces_the_default() -> None:
+    route = choose(
+        worker("p1", Role.PREFILL, prefill_tokens_per_s=1000.0),
+        worker("p2", Role.PREFILL),
+        worker("d", Role.DECODE),
+    )
+    assert names(route) == ("p1", "d")
+
+
+def test_a_slow_link_makes_the_decode_side_prefix_count() -> None:
+    route = choose(
+        worker("p", Role.PREFILL),
+        worker("d1", Role.DECODE, link_bytes_per_s=1e5),
+        worker("d2", Role.DECODE, link_bytes_per_s=1e5, hit=500, sequences=5),
+    )
+    assert names(route) == ("p", "d2")
+
+
+def test_the_less_busy_decode_worker_is_taken() -> None:
+    route = choose(
+        worker("p", Role.PREFILL),
+        worker("d1", Role.DECODE, sequences=3),
+        worker("d2", Role.DECODE, sequences=2),
+    )
+    assert names(route) == ("p", "d2")
+
+
+def test_a_full_decode_worker_costs_a_wait() -> None:
+    route = choose(
+        worker("p", Role.PREFILL),
+        worker("d1", Role.DECODE, kv_slots_available=500),
+        worker("d2", Role.DECODE, kv_slots_available=5000, sequences=10),
+    )
+    assert names(route) == ("p", "d2")
+
+
+def test_a_worker_of_both_roles_needs_no_source() -> None:
+    route = choose(worker("p", Role.PREFILL), worker("b", Role.BOTH))
+    assert (names(route), route.computing.worker_id) == ((None, "b"), "b")
+
+
+def test_a_pair_and_a_worker_of_both_roles_compete_by_cost() -> None:
+    pair = (worker("p", Role.PREFILL), worker("d", Role.DECODE))
+    assert names(choose(*pair, worker("b", Role.BOTH, prefill_tokens=500))) == ("p", "d")
+    assert names(choose(*pair, worker("b", Role.BOTH, hit=500))) == (None, "b")
+
+
+@pytest.mark.parametrize(("hit", "source"), [(895, "p"), (900, None)])
+def test_a_short_uncached_part_is_computed_where_it_is_decoded(
+    hit: int, source: str | None
+) -> None:
+    model = dataclasses.replace(MODEL, local_prefill_tokens_max=100)
+    route = choose(worker("p", Role.PREFILL), worker("d", Role.DECODE, hit=hit), model=model)
+    assert names(route) == (source, "d")
+
+
+def test_at_least_one_token_is_computed() -> None:
+    route = choose(worker("p", Role.PREFILL, hit=1008), worker("d", Role.DECODE, hit=1008))
+    assert (names(route), route.prefill_tokens) == (("p", "d"), 1)
+
+
+def test_workers_to_avoid_are_avoided_where_there_is_another() -> None:
+    workers = (
+        worker("p1", Role.PREFILL),
+        worker("p2", Role.PREFILL, prefill_tokens=5000),
+        worker("d", Role.DECODE),
+    )
+    assert names(choose(*workers, avoid=("p1", "d"))) == ("p2", "d")
+
+
+def test_ties_are_drawn_evenly() -> None:
+    workers = [worker(f"p{n}", Role.PREFILL) for n in range(2)]
+    workers += [worker(f"d{n}", Role.DECODE) for n in range(2)]
+    rng = random.Random(3)
+    drawn = [
+        names(choose_route(view(*workers), DEMAND, MODEL, frozenset(), rng)) for _ in range(400)
+    ]
+    counts = {pair: drawn.count(pair) for pair in set(drawn)}
+    assert len(counts) == 4
+    assert all(70 <= count <= 130 for count in counts.values()), counts

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvferry.errors import InvalidInput, UnknownModel
+from kvferry.ids import RequestId
+from kvferry.sampling import SamplingParams
+from router.model_card import ModelCard
+from router.request import (
+    ChatInput,
+    ChatMessage,
+    ClientRequest,
+    PromptInput,
+    TextInput,
+    TokenInput,
+)
+from router.tokenizer import Tokenizer
+from router.validation import check_fields, check_request_id, encode_prompt, fit_to_context
+from tests.support.router_model import byte_tokenizer
+
+CARD = ModelCard(vocab_size=100, context_length=50, eos_token_ids=(1,), kv_bytes_per_token=8)
+
+
+def ids(*token_ids: int) -> TokenInput:
+    return TokenInput(np.asarray(token_ids, dtype=np.int32))
+
+
+def request(given: PromptInput | None, model: str = "", salt: str = "", **sampling: Any):
+    return ClientRequest("r", model, given, SamplingParams(**sampling), salt)
+
+
+def chat(*roles: str) -> ChatInput:
+    return ChatInput(tuple(ChatMessage(role, "x") for role in roles))
+
+
+GOOD = TextInput("hello")
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (request(None), "input"),
+        (request(TextInput("")), "text"),
+        (request(ids()), "token_ids"),
+        (request(ids(1, 100)), r"token_ids\[1\]"),
+        (request(ids(-1)), r"token_ids\[0\]"),
+        (request(chat()), r"chat\.messages"),
+        (request(chat("user", "robot")), r"chat\.messages\[1\]\.role"),
+        (request(chat(*["user"] * 4097)), r"chat\.messages"),
+        (request(GOOD, salt="s" * 257), "cache_salt"),
+        (request(GOOD, temperature=-1.0), r"sampling\.temperature"),
+        (request(GOOD, temperature=float("nan")), r"sampling\.temperature"),
+        (request(GOOD, top_p=2.0), r"sampling\.top_p"),
+        (request(GOOD, stop=("x",) * 10_000), r"sampling\.stop"),
+        (request(GOOD, stop=("ok", "")), r"sampling\.stop\[1\]"),
+        (request(GOOD, stop_token_ids=(100,)), r"sampling\.stop_token_ids\[0\]"),
+        (request(GOOD, max_tokens=0), r"sampling\.max_tokens"),
+        (request(GOOD, min_tokens=200), r"sampling\.min_tokens"),
+        (request(GOOD, logprobs=21), r"sampling\.logprobs"),
+        (request(GOOD, logit_bias={100: 1.0}), r"sampling\.logit_bias"),
+    ],
+)
+def test_a_refusal_names_the_field(bad: ClientRequest, field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}"):
+        check_fields(bad, "served", CARD)
+
+
+def test_every_known_role_is_taken() -> None:
+    check_fields(request(chat("system", "user", "assistant", "tool")), "served", CARD)
+
+
+def test_only_the_served_model_is_served() -> None:
+    check_fields(request(GOOD, model="served"), "served", CARD)
+    check_fields(request(GOOD, model=""), "served", CARD)
+    with pytest.raises(UnknownModel, match=r"'other'.*'served'"):
+        check_fields(request(GOOD, model="other"), "served", CARD)
+
+
+def test_an_id_is_given_where_there_is_none() -> None:
+    assert check_request_id("mine") == "mine"
+    assert check_request_id("") != check_request_id("")
+    with pytest.raises(InvalidInput, match=r"^request_id"):
+        check_request_id("x" * 129)
+
+
+def prompt_of(length: int) -> Any:
+    return np.zeros(length, dtype=np.int32)
+
+
+@pytest.mark.parametrize(("length", "room"), [(1, 40), (10, 40), (11, 39), (49, 1)])
+def test_the_answer_is_bounded_by_what_the_context_leaves(length: int, room: int) -> None:
+    asked = request(GOOD, max_tokens=40, min_tokens=40)
+    valid = fit_to_context(RequestId("r"), asked, prompt_of(length), 50)
+    assert (valid.sampling.max_tokens, valid.sampling.min_tokens) == (room, room)
+    untouched = dataclasses.replace(valid.sampling, max_tokens=40, min_tokens=40)
+    assert untouched == asked.sampling
+
+
+@pytest.mark.parametrize(
+    ("given", "field"), [(GOOD, "text"), (ids(1), "token_ids"), (chat("user"), "chat")]
+)
+@pytest.mark.parametrize("length", [0, 50, 51])
+def test_a_prompt_must_leave_room_for_an_answer(
+    given: PromptInput, field: str, length: int
+) -> None:
+    with pytest.raises(InvalidInput, match=f"^{field}: has"):
+        fit_to_context(RequestId("r"), request(given), prompt_of(length), 50)
+
+
+def test_the_salt_becomes_the_extra_key() -> None:
+    valid = fit_to_context(RequestId("r"), request(GOOD, salt="tenant"), prompt_of(3), 50)
+    assert valid.extra_key == "tenant"
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    given = ids(5, 6)
+    assert encode_prompt(given, Tokenizer(byte_tokenizer(), None)) is given.token_ids
