@@ -55,6 +55,7 @@ from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from kv_transfer.hosts import SinkHost, SourceHost
@@ -190,6 +191,10 @@ class HandoffDriver:
     def handoffs_open(self) -> int:
         """Handoffs that have not ended, of both sides."""
         return len(self._source) + len(self._sink)
+
+    def handoffs_by_state(self) -> Counter[str]:
+        """Open handoffs, counted by side and state: `source_queued`, `sink_receiving`, ..."""
+        return self._source.by_state() + self._sink.by_state()
 
     @property
     def counters(self) -> Mapping[str, int]:

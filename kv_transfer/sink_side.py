@@ -7,7 +7,7 @@ written into slots.
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,6 +91,11 @@ class SinkSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
+
+    def by_state(self) -> Counter[str]:
+        """Live handoffs by state."""
+        live = self._handoffs.values()
+        return Counter(f"sink_{handoff.core.state.value}" for handoff in live)
 
     # --- the host ---
 

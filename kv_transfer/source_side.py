@@ -6,6 +6,7 @@ Everything here is on the engine thread.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,11 @@ class SourceSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
+
+    def by_state(self) -> Counter[str]:
+        """Live handoffs by state."""
+        live = self._handoffs.values()
+        return Counter(f"source_{handoff.core.state.value}" for handoff in live)
 
     # --- the host ---
 

@@ -1,0 +1,293 @@
+"""Two drivers over real gRPC sessions and real Gloo links."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kv_transfer.events import MessageCame
+from kv_transfer.protocol.messages import Credit
+from kvferry.errors import ErrorKind, HandoffFailed, Overloaded
+from kvferry.generation import OutputToken, TokenLogprobs
+from tests.support.handoff_pair import (
+    HandoffPair,
+    expected_kv,
+    fill_kv,
+    prompt_of,
+    read_kv,
+    small_layout,
+)
+
+
+@pytest.fixture
+def pair():
+    handoffs = HandoffPair()
+    yield handoffs
+    handoffs.close()
+
+
+def assert_bytes(worker, kv, prompt) -> None:
+    length = len(prompt)
+    expected = expected_kv(worker.kv_cache, prompt, 0, length)
+    assert torch.equal(read_kv(worker.kv_cache, kv, 0, length), expected)
+
+
+def state_count(worker, state: str) -> int:
+    return worker.driver.handoffs_by_state()[state]
+
+
+def test_kv_arrives_byte_for_byte_and_is_committed(pair):
+    prompt = prompt_of(50)
+    key = pair.run("r1", prompt)
+
+    sink = pair.decode.sink
+    kv = sink.kvs[key]
+    assert not kv.inbound
+    assert kv.committed_len == 50
+    assert_bytes(pair.decode, kv, prompt)
+    assert sink.log == ["reserved", "first token", "adopted"]
+    assert pair.prefill.source.ends[key] == "closed"
+    usage = sink.adopted_usage[key]
+    assert usage.moved_tokens == 50
+    assert usage.decode_hit_tokens == 0
+    assert usage.moved_bytes == 50 * pair.decode.kv_cache.layout.bytes_per_token
+    assert usage.handoff_ms > 0
+    sink.release(key)
+    pair.assert_idle()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_every_length_around_a_page(page_size):
+    pair = HandoffPair(layout=small_layout(page_size))
+    for length in sorted({1, max(1, page_size - 1), page_size, page_size + 1, 3 * page_size}):
+        prompt = prompt_of(length, seed=length)
+        key = pair.run(f"r{length}", prompt)
+        assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
+        pair.decode.sink.release(key)
+    pair.assert_idle()
+    pair.close()
+
+
+def test_only_the_missing_suffix_moves(pair):
+    prompt = prompt_of(40)
+    pair.decode.sink.release(pair.run("first", prompt[:21]))
+    key = pair.run("second", prompt)
+
+    usage = pair.decode.sink.adopted_usage[key]
+    # 21 tokens are five pages of four at the sink, and the same at the source.
+    assert usage.decode_hit_tokens == 20
+    assert usage.prefill_hit_tokens == 20
+    assert usage.moved_tokens == 20
+    assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_a_full_hit_runs_the_whole_course_without_chunks(pair):
+    prompt = prompt_of(40)
+    pair.decode.sink.release(pair.run("first", prompt))
+    chunks = pair.prefill.driver.counters["chunks_sent"]
+    key = pair.run("second", prompt)
+
+    usage = pair.decode.sink.adopted_usage[key]
+    assert usage.decode_hit_tokens == 40
+    assert usage.moved_tokens == usage.moved_bytes == 0
+    assert pair.prefill.driver.counters["chunks_sent"] == chunks
+    assert pair.prefill.source.ends[key] == "closed"
+    assert pair.decode.sink.log[-3:] == ["reserved", "first token", "adopted"]
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_chunks_leave_while_the_prompt_is_still_computed(pair):
+    key = pair.fetch("r1", prompt_of(64))
+    source = pair.prefill.source
+    pair.until(lambda: key in source.queue)
+    source.schedule(key)
+    source.compute(key, 32)
+    # More than the ring of 3 x 8 tokens holds: credit has come back meanwhile.
+    pair.until(lambda: pair.decode.driver.counters["chunks_received"] == 4)
+    assert key not in pair.decode.sink.adopted_usage
+    source.compute(key, 64)
+    source.finish(key)
+    pair.until(lambda: key in source.ends)
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_nothing_is_reserved_before_the_source_is_ready(pair):
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    assert pair.decode.kv_cache.accounts().is_idle
+    pair.decode.sink.abort(key, "test ends")
+    pair.until(lambda: key in pair.prefill.source.ends)
+    pair.assert_idle()
+
+
+def test_a_busy_sink_is_asked_again_while_the_source_computes(pair):
+    pair.decode.sink.busy = 2
+    prompt = prompt_of(30)
+    key = pair.run("r1", prompt)
+    assert pair.decode.sink.log == ["busy", "busy", "reserved", "first token", "adopted"]
+    assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_a_sink_without_slots_is_busy_until_some_are_released(pair):
+    blocker = pair.decode.kv_cache.open("blocker", prompt_of(200, seed=9), "")
+    pair.decode.kv_cache.extend(blocker, 200)
+    other = pair.decode.kv_cache.open("other", prompt_of(250, seed=8), "")
+    pair.decode.kv_cache.extend(other, 250)
+    key = pair.fetch("r1", prompt_of(100))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.serve(key)
+    pair.until(lambda: state_count(pair.prefill, "source_deferred"))
+    pair.decode.kv_cache.release(blocker, None)
+    pair.until(lambda: key in pair.decode.sink.adopted_usage and key in pair.prefill.source.ends)
+    pair.decode.kv_cache.release(other, None)
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_many_handoffs_share_one_link(pair):
+    prompts = {f"r{n}": prompt_of(30 + n, seed=n) for n in range(8)}
+    keys = {pair.fetch(name, prompt): prompt for name, prompt in prompts.items()}
+    source, sink = pair.prefill.source, pair.decode.sink
+    pair.until(lambda: len(source.queue) == 8)
+    for key in keys:
+        source.schedule(key)
+    for stop in (16, 30):
+        for key in keys:
+            source.compute(key, stop)
+    for key, prompt in keys.items():
+        source.compute(key, len(prompt))
+        source.finish(key)
+    pair.until(lambda: len(sink.adopted_usage) == 8 and len(source.ends) == 8)
+    for key, prompt in keys.items():
+        assert_bytes(pair.decode, sink.kvs[key], prompt)
+        sink.release(key)
+    assert pair.prefill.driver.counters["links_opened"] == 1
+    assert pair.decode.driver.counters["sessions_opened"] == 1
+    pair.assert_idle()
+
+
+def test_the_first_token_keeps_its_logprobs(pair):
+    key = pair.fetch("r1", prompt_of(9))
+    source = pair.prefill.source
+    pair.until(lambda: key in source.queue)
+    source.schedule(key)
+    source.compute(key, 9)
+    token = OutputToken(5, TokenLogprobs(5, -0.25, ((5, -0.25), (6, -1.5))))
+    source.finish(key, token)
+    pair.until(lambda: key in source.ends)
+    assert pair.decode.sink.tokens[key] == token
+    pair.decode.sink.release(key)
+
+
+def test_a_source_that_refuses_fails_the_handoff_at_once(pair):
+    pair.prefill.source.refusal = Overloaded("the queue is full", 1.0)
+    key = pair.fetch("r1", prompt_of(9))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    error = pair.decode.sink.errors[key]
+    assert isinstance(error, HandoffFailed)
+    assert error.kind is ErrorKind.UNAVAILABLE
+    assert error.status.retryable
+    assert "the queue is full" in str(error)
+    pair.assert_idle()
+
+
+def test_another_incarnation_is_refused(pair):
+    stale = pair.prefill.as_source()
+    pair.prefill.close()
+    pair.prefill.driver = None
+    restarted = type(pair.prefill)(
+        "prefill-0", 102, pair.loop, pair.prefill.kv_cache, pair.config
+    )
+    pair.prefill = restarted
+    key = pair.key("r1")
+    key = type(key)(key.request_id, key.attempt, stale.incarnation, key.sink_incarnation)
+    pair.decode.sink.prompts[key] = prompt_of(9)
+    source = type(stale)(stale.worker_id, restarted.address, stale.incarnation)
+    pair.decode.driver.fetch(key, source, prompt_of(9), *_no_sampling())
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "incarnation" in str(pair.decode.sink.errors[key])
+    assert not restarted.source.prompts
+
+
+def _no_sampling():
+    from kvferry.sampling import SamplingParams
+
+    return SamplingParams(), ""
+
+
+def test_another_layout_is_refused_before_anything_moves():
+    pair = HandoffPair(layout=small_layout(4), sink_layout=small_layout(16))
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "KV layout" in str(pair.decode.sink.errors[key])
+    assert not pair.prefill.source.prompts
+    pair.assert_idle()
+    pair.close()
+
+
+def test_an_unreachable_source_fails_within_the_deadline(pair):
+    pair.prefill.stop_server()
+    key = pair.fetch("r1", prompt_of(9))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "no connection" in str(pair.decode.sink.errors[key])
+
+
+def test_doubled_messages_change_nothing(pair):
+    """Credits apart, which only a broken transport could double."""
+    for worker in (pair.prefill, pair.decode):
+        put = worker.driver._hub._post
+
+        def twice(event, put=put):
+            put(event)
+            if isinstance(event, MessageCame) and not isinstance(event.message, Credit):
+                put(event)
+
+        worker.driver._hub._post = twice
+    pair.decode.sink.busy = 1
+    prompt = prompt_of(40)
+    key = pair.run("r1", prompt)
+    pair.until(lambda: pair.decode.driver.counters["late_messages"] >= 0)
+    assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
+    assert pair.decode.driver.counters["duplicate_messages"] >= 3
+    assert pair.prefill.driver.counters["duplicate_messages"] >= 1
+    assert pair.decode.driver.counters["illegal_messages"] == 0
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+
+
+def test_payloads_of_an_aborted_handoff_never_reach_reused_slots(pair):
+    source, sink = pair.prefill.source, pair.decode.sink
+    first = pair.fetch("first", prompt_of(24, seed=1))
+    pair.until(lambda: first in source.queue)
+    source.schedule(first)
+    pair.until(lambda: state_count(pair.prefill, "source_streaming") == 1)
+    pair.until(lambda: pair.prefill.driver._source._peers and _has_credit(pair))
+    source.compute(first, 24)
+    # The payloads are on their way or in the ring; the sink's engine has not looked yet.
+    sink.abort(first, "cancelled by the client")
+    kv = pair.decode.kv_cache.open("reuser", prompt_of(240, seed=2), "")
+    pair.decode.kv_cache.extend(kv, 240)
+    fill_kv(pair.decode.kv_cache, kv, prompt_of(240, seed=2), 0, 240)
+    pair.until(lambda: pair.decode.driver.counters["chunks_dropped"] == 3)
+    assert_bytes(pair.decode, kv, prompt_of(240, seed=2))
+    pair.until(lambda: first in source.ends)
+    pair.decode.kv_cache.release(kv, None)
+    pair.assert_idle()
+
+    # The ring is whole again.
+    prompt = prompt_of(50, seed=3)
+    second = pair.run("second", prompt)
+    assert_bytes(pair.decode, sink.kvs[second], prompt)
+    sink.release(second)
+    pair.assert_idle()
+
+
+def _has_credit(pair) -> bool:
+    (peer,) = pair.prefill.driver._source._peers.values()
+    return peer.link is not None and peer.link.core.credits == 3
