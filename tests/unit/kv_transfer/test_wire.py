@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kv_transfer.protocol import messages as m
+from kv_transfer.protocol.key import HandoffKey
+from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.errors import InvalidInput
+from kvferry.generation import OutputToken, TokenLogprobs
+from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.rpc.v1 import handoff_pb2 as pb
+from kvferry.sampling import SamplingParams
+
+KEY = HandoffKey(RequestId("r1"), Attempt(3), Incarnation(2**63 - 1), Incarnation(5))
+
+MESSAGES = [
+    m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash"),
+    m.Ready(KEY, 20, "hash", 8),
+    m.Grant(KEY, 16),
+    m.Busy(KEY),
+    m.Chunk(KEY, 1, 2**40, 0, 16, 0, 30, 4 * 2**20, 2**32 - 1),
+    m.FirstToken(KEY, OutputToken(7)),
+    m.FirstToken(KEY, OutputToken(7, TokenLogprobs(7, -0.5, ((7, -0.5), (9, -2.0))))),
+    m.Complete(KEY, 20, 3),
+    m.Received(KEY),
+    m.Closed(KEY),
+    m.Abort(KEY, "because"),
+    m.Aborted(KEY),
+    m.LinkRendezvous(2, "0/0", b"\x00\xff"),
+    m.Credit(2, 8),
+    m.LinkDown(2, "gap"),
+]
+
+
+def through_bytes(message):
+    data = message_to_wire(message).SerializeToString()
+    return message_from_wire(pb.HandoffMessage.FromString(data))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_survive_the_wire(message):
+    assert through_bytes(message) == message
+
+
+def test_prefill_survives_the_wire():
+    sampling = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("a",), logit_bias={3: -1.0})
+    sent = m.Prefill(KEY, np.array([1, 2**31 - 1], np.int32), sampling, ExtraKey("salt"), "hash")
+    came = through_bytes(sent)
+    assert came.prompt.dtype == np.int32
+    assert came.prompt.tolist() == sent.prompt.tolist()
+    assert came.sampling == sampling
+    assert (came.key, came.extra_key, came.layout_hash) == (KEY, "salt", "hash")
+
+
+def test_every_kind_of_the_wire_is_read():
+    kinds = {field.name for field in pb.HandoffMessage.DESCRIPTOR.oneofs_by_name["kind"].fields}
+    read = {message_to_wire(message).WhichOneof("kind") for message in MESSAGES} | {"prefill"}
+    assert kinds == read
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(InvalidInput, match="kind None"):
+        message_from_wire(pb.HandoffMessage())
