@@ -1,0 +1,90 @@
+"""Every implementation of `Operators` against float64."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from engine.operators.native_operators import NativeOperators
+from engine.operators.torch_operators import TorchOperators
+
+if TYPE_CHECKING:
+    from engine.operators.interface import Operators
+
+EPS = 1e-5
+
+
+@pytest.fixture(params=["torch", "native", pytest.param("threads", marks=pytest.mark.slow)])
+def operators(request: pytest.FixtureRequest) -> Operators:
+    torch.manual_seed(0)
+    match request.param:
+        case "torch":
+            return TorchOperators()
+        case "native":
+            return NativeOperators(1)
+        case _:
+            return NativeOperators(2)
+
+
+def _norm(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = inputs.double()
+    return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 32, 33])
+@pytest.mark.parametrize("rows", [1, 6, 64, 67])
+def test_linear(operators: Operators, tokens: int, rows: int) -> None:
+    inputs, weight = torch.randn(tokens, 96), torch.randn(rows, 96)
+    expected = inputs.double() @ weight.double().t()
+    torch.testing.assert_close(
+        operators.linear(inputs, weight).double(), expected, atol=2e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_rms_norm(operators: Operators, tokens: int) -> None:
+    inputs, weight = 3 * torch.randn(tokens, 72), torch.randn(72)
+    out = operators.rms_norm(inputs, weight, EPS)
+    torch.testing.assert_close(out.double(), _norm(inputs, weight), atol=1e-6, rtol=1e-5)
+
+
+def test_add_rms_norm_changes_the_residual(operators: Operators) -> None:
+    residual, update, weight = torch.randn(4, 40), torch.randn(4, 40), torch.randn(40)
+    total = residual + update
+    before = update.clone()
+    out = operators.add_rms_norm(residual, update, weight, EPS)
+    assert torch.equal(residual, total)
+    assert torch.equal(update, before)
+    torch.testing.assert_close(out.double(), _norm(total, weight), atol=1e-6, rtol=1e-5)
+
+
+def test_silu_and_mul(operators: Operators) -> None:
+    extremes = torch.tensor([0.0, -0.0, 1e-8, 20.0, -20.0, 100.0, -100.0, 1e4, -1e4])
+    gate = torch.cat([extremes, torch.randn(91)])[None].repeat(3, 1)
+    up = torch.randn(3, 100)
+    out = operators.silu_and_mul(torch.cat([gate, up], dim=1))
+    expected = torch.nn.functional.silu(gate.double()) * up.double()
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_rope_and_write(operators: Operators) -> None:
+    tokens, heads, kv_heads, head_dim = 5, 4, 2, 8
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.rand(10, head_dim // 2) * 6
+    rope = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions, slots = torch.tensor([3, 4, 9, 0, 1]), torch.tensor([7, 2, 11, 5, 6])
+    keys, values = torch.full((2, 12, kv_heads, head_dim), torch.nan).unbind()
+    whole = qkv.double().view(tokens, -1, head_dim)
+    first, second = whole.chunk(2, dim=-1)
+    cosines, sines = rope[positions].double()[:, None].chunk(2, dim=-1)
+    rotated = torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)
+    queries = operators.rope_and_write(qkv, rope, positions, slots, keys, values)
+    close = {"atol": 1e-6, "rtol": 1e-5}
+    torch.testing.assert_close(queries.double(), rotated[:, :heads], **close)
+    torch.testing.assert_close(keys[slots].double(), rotated[:, heads : heads + kv_heads], **close)
+    torch.testing.assert_close(values[slots].double(), whole[:, heads + kv_heads :], **close)
+    untouched = sorted(set(range(12)) - set(slots.tolist()))
+    assert keys[untouched].isnan().all()
+    assert values[untouched].isnan().all()

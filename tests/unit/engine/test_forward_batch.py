@@ -1,0 +1,45 @@
+"""The layout of a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.forward_batch import SequenceStep, build_forward_batch
+from tests.support.paged_kv import make_rows
+
+
+def _ids(*tokens: int) -> np.ndarray:
+    return np.asarray(tokens, dtype=np.int32)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16, 64])
+def test_sequences_lie_one_after_the_other(page_size: int) -> None:
+    rows = make_rows(page_size, 3)
+    batch = build_forward_batch(
+        [
+            SequenceStep(2, _ids(10, 11, 12), prefix_len=5, wants_logits=False),
+            SequenceStep(1, _ids(20), prefix_len=70, wants_logits=True),
+            SequenceStep(3, _ids(30, 31), prefix_len=0, wants_logits=True),
+        ],
+        rows,
+        page_size,
+    )
+    assert batch.token_ids.tolist() == [10, 11, 12, 20, 30, 31]
+    assert batch.positions.tolist() == [5, 6, 7, 70, 0, 1]
+    assert batch.logits_at.tolist() == [3, 5]
+    slots = [*rows.read(2, 5, 8), *rows.read(1, 70, 71), *rows.read(3, 0, 2)]
+    assert batch.out_slots.tolist() == slots
+    assert batch.attention.kv_lengths.tolist() == [8, 71, 2]
+    assert batch.attention.qo_indptr.tolist() == [0, 3, 4, 6]
+
+
+def test_no_sequence_may_want_logits() -> None:
+    steps = [SequenceStep(1, _ids(1, 2), prefix_len=0, wants_logits=False)]
+    batch = build_forward_batch(steps, make_rows(4, 1), 4)
+    assert batch.logits_at.tolist() == []
+
+
+def test_an_empty_step_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        build_forward_batch([], make_rows(1, 1), 1)
