@@ -11,7 +11,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvferry.errors import DeadlineExceeded, KvferryError, RequestCancelled, WorkerUnavailable
+from kvferry.errors import (
+    DeadlineExceeded,
+    KvferryError,
+    Overloaded,
+    RequestCancelled,
+    WorkerUnavailable,
+)
 from kvferry.generation import AttemptRequest, PrefillSource
 from kvferry.ids import Attempt, AttemptId
 from kvferry.kv_events import prompt_block_hashes
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
     from kvferry.generation import AttemptOutput
     from kvferry.ids import WorkerId
-    from kvferry.membership import WorkerInfo
+    from kvferry.kv_events import BlockHash
     from router.fleet import Fleet
     from router.policy import CostModel, Route
     from router.request import ValidRequest
@@ -50,6 +56,10 @@ class _Progress:
     tokens_sent: int = 0
     """Tokens the client has; an attempt that goes on after them must begin there."""
     avoid: frozenset[WorkerId] = frozenset()
+    full: frozenset[WorkerId] = frozenset()
+    """Decode workers that refused because they are overloaded; not asked twice."""
+    failure: KvferryError | None = None
+    """Why the attempt before failed."""
 
 
 class AttemptRunner:
@@ -83,9 +93,7 @@ class AttemptRunner:
         progress = _Progress()
         for number in range(1, ATTEMPTS_MAX + 1):
             control.raise_if_ended()
-            route = choose_route(
-                self._fleet.view(hashes), demand, self._cost_model, progress.avoid, self._rng
-            )
+            route = self._route(hashes, demand, progress)
             attempt = Attempt(number)
             outputs = self._run_attempt(request, attempt, route, control)
             try:
@@ -95,11 +103,25 @@ class AttemptRunner:
                 return
             except KvferryError as error:
                 control.raise_if_ended()
-                self._judge_failure(error, attempt, route, progress)
+                _log_failure(error, AttemptId(request.request_id, attempt), route, progress)
+                _note_failure(error, attempt, route, progress)
             finally:
                 await outputs.aclose()
             await self._fleet.recheck(route.workers)
         raise AssertionError("the last attempt returns or raises")
+
+    def _route(self, hashes: list[BlockHash], demand: Demand, progress: _Progress) -> Route:
+        """Where the next attempt goes. Raises what the client is told if there is no such place."""
+        view = self._fleet.view(hashes)
+        try:
+            route = choose_route(view, demand, self._cost_model, progress.avoid, self._rng)
+        except WorkerUnavailable as error:
+            if progress.failure is None:
+                raise
+            raise WorkerUnavailable(f"{progress.failure}; now {error}") from error
+        if progress.failure is not None and route.decode.worker_id in progress.full:
+            raise progress.failure
+        return route
 
     async def _run_attempt(
         self, request: ValidRequest, attempt: Attempt, route: Route, control: RequestControl
@@ -122,29 +144,34 @@ class AttemptRunner:
             stream.abort(RequestCancelled("the router needs no more of this attempt"))
             self._fleet.end(ticket)
 
-    def _judge_failure(
-        self, error: KvferryError, attempt: Attempt, route: Route, progress: _Progress
-    ) -> None:
-        """Return if the request may be tried again, raise what the client is told otherwise."""
-        _log.warning(
-            "attempt failed",
-            extra={
-                "attempt": attempt,
-                "decode_worker": route.decode.worker_id,
-                "prefill_worker": _id_or_none(route.prefill),
-                "tokens_sent": progress.tokens_sent,
-                "reason": str(error),
-            },
-        )
-        if not error.status.retryable or isinstance(error, DeadlineExceeded):
-            raise error
-        if progress.tokens_sent:
-            raise WorkerUnavailable(
-                f"the stream broke after {progress.tokens_sent} tokens: {error}"
-            ) from error
-        if attempt == ATTEMPTS_MAX:
-            raise error
-        progress.avoid |= route.workers
+
+def _note_failure(error: KvferryError, attempt: Attempt, route: Route, progress: _Progress) -> None:
+    """Return if the request may be tried again, raise what the client is told otherwise."""
+    if not error.status.retryable or isinstance(error, DeadlineExceeded):
+        raise error
+    if progress.tokens_sent:
+        broken = f"the stream broke after {progress.tokens_sent} tokens: {error}"
+        raise WorkerUnavailable(broken) from error
+    if attempt == ATTEMPTS_MAX:
+        raise error
+    progress.failure = error
+    progress.avoid |= route.workers
+    if isinstance(error, Overloaded):
+        progress.full |= {route.decode.worker_id}
+
+
+def _log_failure(error: KvferryError, id_: AttemptId, route: Route, progress: _Progress) -> None:
+    _log.warning(
+        "attempt failed",
+        extra={
+            "request_id": id_.request_id,
+            "attempt": id_.attempt,
+            "decode_worker": route.decode.worker_id,
+            "prefill_worker": None if route.prefill is None else route.prefill.worker_id,
+            "tokens_sent": progress.tokens_sent,
+            "reason": str(error),
+        },
+    )
 
 
 def _attempt_request(request: ValidRequest, attempt: Attempt, route: Route) -> AttemptRequest:
@@ -162,7 +189,3 @@ def _attempt_request(request: ValidRequest, attempt: Attempt, route: Route) -> A
         extra_key=request.extra_key,
         source=source,
     )
-
-
-def _id_or_none(worker: WorkerInfo | None) -> WorkerId | None:
-    return None if worker is None else worker.worker_id

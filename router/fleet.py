@@ -105,14 +105,21 @@ class Fleet:
                 return
             self._version = membership.version
             wanted = {info.worker_id: info for info in membership.workers}
+            unchanged = {
+                worker_id
+                for worker_id, member in self._members.items()
+                if wanted.get(worker_id) == member.info
+            }
             for worker_id, member in tuple(self._members.items()):
-                if wanted.get(worker_id) != member.info:
+                if worker_id not in unchanged:
                     await self._leave(member, wanted.get(worker_id))
-            joined = [info for info in membership.workers if info.worker_id not in self._members]
-            for info in joined:
-                self._join(info, self._connect(info), is_new=True)
-            await self.recheck([info.worker_id for info in joined])
+            for info in membership.workers:
+                if info.worker_id not in self._members:
+                    self._join(info, self._connect(info), is_new=True)
             self.readiness_changed.set()
+        # Not within the lock: a worker that does not answer must not delay the news that
+        # another one died.
+        await self.recheck(wanted.keys() - unchanged)
 
     async def stop(self) -> None:
         """Forget all workers; their streams end."""
@@ -200,7 +207,6 @@ class Fleet:
         if successor is not None and _is_same_process(successor, member.info):
             await member.monitor.stop()
             self._join(successor, member.client, is_new=False)
-            await self.recheck([worker_id])
             return
         self._loads.remove(worker_id)
         member.client.abort_streams(WorkerUnavailable(f"worker {worker_id} left the cluster"))

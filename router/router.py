@@ -107,6 +107,7 @@ class Router:
         for control in tuple(self._in_flight.values()):
             control.end(WorkerUnavailable("the router is shutting down"))
         await self.fleet.stop()
+        self.fleet.readiness_changed.set()
 
     async def set_membership(self, membership: Membership) -> None:
         """Use these workers from now on; older versions are ignored."""

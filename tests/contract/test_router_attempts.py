@@ -169,8 +169,33 @@ def test_an_overloaded_worker_passes_its_hint_on(directory: Path) -> None:
         error = await error_of(bench)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(error.trailing_metadata() or ())["grpc-retry-pushback-ms"] == "250"
+        assert len(worker.requests) == 1
 
     run(directory, test, worker)
+
+
+def test_an_overloaded_worker_sends_a_request_to_another(directory: Path) -> None:
+    script = Script(fail_after=0, fail_code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    full = FakeWorker("full", script=lambda _: script)
+
+    async def test(bench: RouterBench) -> None:
+        for _ in range(4):
+            assert (await bench.ask())[-1].finish.usage.decode_worker == "free"
+        assert full.requests
+
+    run(directory, test, full, FakeWorker("free"))
+
+
+def test_the_reason_survives_when_nobody_is_left_to_try(directory: Path) -> None:
+    worker = FakeWorker("w", script=lambda _: FAIL_AT_ONCE)
+
+    async def test(bench: RouterBench) -> None:
+        worker.status_fails = True
+        details = (await error_of(bench)).details() or ""
+        assert "worker w: scripted failure" in details
+        assert "no decode worker is reachable" in details
+
+    run(directory, test, worker, status_interval_s=5.0)
 
 
 def test_without_workers_a_request_is_refused_at_once(directory: Path) -> None:

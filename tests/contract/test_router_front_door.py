@@ -195,6 +195,22 @@ def test_deadlines_of_client_and_router(directory: Path) -> None:
     run(directory, test, worker, request_timeout_s=0.3)
 
 
+def test_a_client_that_does_not_read_holds_nothing_for_ever(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.api.inference_service._WRITE_GRACE_S", 0.0)
+    worker = FakeWorker("w", script=lambda _: Script((65,) * 20_000))
+
+    async def test(bench: RouterBench) -> None:
+        call = bench.inference.Generate(Request(text="abc"))
+        await eventually(lambda: bench.router.requests_in_flight == 1)
+        await eventually(lambda: bench.router.requests_in_flight == 0)
+        await eventually(lambda: len(worker.cancelled) == 1)
+        call.cancel()
+
+    run(directory, test, worker, request_timeout_s=0.4)
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "words"),
     [
