@@ -44,7 +44,7 @@ class TinyLlama:
 
 def make_tiny_llama(
     directory: Path,
-    shape: TinyLlama = TinyLlama(),  # noqa: B008 - immutable
+    shape: TinyLlama = TinyLlama(),
     *,
     rope_parameters: dict[str, Any] | None = None,
     tokenizer_from: Path | None = None,

@@ -1,0 +1,117 @@
+"""Reading a model's shape, and refusing what cannot be run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engine.model_spec import LinearRopeScaling, Llama3RopeScaling, RopeSpec, load_spec
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+
+
+def _write(directory: Path, changes: dict[str, Any]) -> Path:
+    (directory / "config.json").write_text(json.dumps(BASE | changes))
+    return directory
+
+
+def test_head_dim_follows_from_the_others(tmp_path: Path) -> None:
+    spec = load_spec(_write(tmp_path, {}))
+    assert spec.head_dim == 64
+    assert spec.queries_per_kv_head == 3
+    assert spec.eos_token_ids == (2,)
+    assert spec.rope == RopeSpec(10_000.0)
+    assert load_spec(_write(tmp_path, {"head_dim": 32})).head_dim == 32
+
+
+def test_without_kv_heads_every_head_has_its_own(tmp_path: Path) -> None:
+    assert load_spec(_write(tmp_path, {"num_key_value_heads": None})).num_kv_heads == 9
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(None, ()), (7, (7,)), ([7, 8], (7, 8))])
+def test_the_generation_config_decides_the_ends(
+    tmp_path: Path, eos: Any, expected: tuple[int, ...]
+) -> None:
+    _write(tmp_path, {"eos_token_id": 5})
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    assert load_spec(tmp_path).eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": 1e5}, RopeSpec(1e5)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, RopeSpec(1e6)),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            RopeSpec(1e4, LinearRopeScaling(4.0)),
+        ),
+        (
+            {
+                "rope_theta": 5e5,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            RopeSpec(5e5, Llama3RopeScaling(8.0, 1.0, 4.0, 8192)),
+        ),
+    ],
+)
+def test_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeSpec) -> None:
+    assert load_spec(_write(tmp_path, changes)).rope == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None}, "none named"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"num_key_value_heads": 2}, "cannot share"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_spec(_write(tmp_path, changes))
+
+
+def test_unreadable_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load_spec(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.slow
+def test_loads_no_torch() -> None:
+    code = "import sys, engine.model_spec; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,236 @@
+"""The choice of a token: each parameter, its distribution, and its independence of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampler import SamplingRow, sample, uniform
+from kvferry.generation import OutputToken
+from kvferry.sampling import SamplingParams
+
+VOCAB = 40
+DRAWS = 2000
+
+
+def _row(
+    output: tuple[int, ...] = (),
+    prompt: tuple[int, ...] = (1,),
+    banned: tuple[int, ...] = (),
+    **params: Any,
+) -> SamplingRow:
+    return SamplingRow(
+        SamplingParams(**params),
+        np.asarray(prompt, dtype=np.int32),
+        np.asarray(output, dtype=np.int32),
+        banned,
+    )
+
+
+def _logits(seed: int = 0, vocab: int = VOCAB, spread: float = 2.0) -> torch.Tensor:
+    return spread * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def _frequencies(logits: torch.Tensor, **params: Any) -> torch.Tensor:
+    """Share of each token over many seeds, at temperature 1 unless told."""
+    rows = [_row(seed=seed, **params) for seed in range(DRAWS)]
+    chosen = [token.token_id for token in sample(logits.expand(DRAWS, -1), rows)]
+    return torch.bincount(torch.tensor(chosen), minlength=len(logits)) / DRAWS
+
+
+def _assert_distribution(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found[expected == 0].sum() == 0, "a token that was cut off"
+    # Five standard deviations of a share; a rare token may come up a few times all the same.
+    bound = 5 * (expected * (1 - expected) / DRAWS).sqrt() + 3 / DRAWS
+    assert ((found - expected).abs() <= bound).all()
+
+
+def _only(probabilities: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    cut = torch.where(kept, probabilities, torch.zeros_like(probabilities))
+    return cut / cut.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_temperature(temperature: float) -> None:
+    logits = _logits()
+    found = _frequencies(logits, temperature=temperature)
+    _assert_distribution(found, (logits.double() / temperature).softmax(0))
+
+
+@pytest.mark.parametrize("top_k", [1, 5, VOCAB - 1, VOCAB, 1000])
+def test_top_k(top_k: int) -> None:
+    logits = _logits()
+    kept = torch.zeros(VOCAB, dtype=torch.bool)
+    kept[logits.topk(min(top_k, VOCAB)).indices] = True
+    _assert_distribution(_frequencies(logits, top_k=top_k), _only(logits.double().softmax(0), kept))
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The fewest tokens, best first, whose probability reaches top_p."""
+    kept = torch.zeros(len(probabilities), dtype=torch.bool)
+    total = 0.0
+    for token in probabilities.argsort(descending=True).tolist():
+        if total >= top_p:
+            break
+        kept[token] = True
+        total += float(probabilities[token])
+    return kept
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.999])
+def test_top_p(top_p: float) -> None:
+    logits = _logits()
+    probabilities = logits.double().softmax(0)
+    expected = _only(probabilities, _nucleus(probabilities, top_p))
+    _assert_distribution(_frequencies(logits, top_p=top_p), expected)
+
+
+def test_top_p_of_what_top_k_left() -> None:
+    logits = _logits()
+    probabilities = logits.double().softmax(0)
+    kept = torch.zeros(VOCAB, dtype=torch.bool)
+    kept[logits.topk(8).indices] = True
+    probabilities = _only(probabilities, kept)
+    expected = _only(probabilities, _nucleus(probabilities, 0.7))
+    _assert_distribution(_frequencies(logits, top_k=8, top_p=0.7), expected)
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.95])
+def test_a_flat_distribution_needs_more_than_the_first_candidates(top_p: float) -> None:
+    logits = _logits(vocab=3000, spread=0.01)
+    probabilities = logits.double().softmax(0)
+    kept = _nucleus(probabilities, top_p)
+    rows = [_row(seed=seed, top_p=top_p) for seed in range(300)]
+    chosen = torch.tensor([t.token_id for t in sample(logits.expand(300, -1), rows)])
+    assert kept[chosen].all()
+    assert len(chosen.unique()) > 200, "drawn from all of the nucleus, not from its head"
+
+
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.95}])
+def test_min_p(others: dict[str, float]) -> None:
+    logits = _logits()
+    probabilities = logits.double().softmax(0)
+    if others:
+        probabilities = _only(probabilities, _nucleus(probabilities, others["top_p"]))
+    expected = _only(probabilities, probabilities >= 0.2 * probabilities.max())
+    _assert_distribution(_frequencies(logits, min_p=0.2, **others), expected)
+
+
+def test_greedy_takes_the_best() -> None:
+    logits = torch.stack([_logits(seed) for seed in range(5)])
+    rows = [_row(temperature=0.0)] * 5
+    assert [t.token_id for t in sample(logits, rows)] == logits.argmax(-1).tolist()
+
+
+def test_a_row_is_the_same_in_any_batch() -> None:
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"top_k": 3},
+        {"top_p": 0.9},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+        {"repetition_penalty": 1.3},
+        {"logit_bias": {3: 5.0}},
+        {"presence_penalty": 1.0, "frequency_penalty": 0.5},
+    ]
+    rows = [_row((4, 4, 9), seed=11 + i, **one) for i, one in enumerate(params)]
+    logits = torch.stack([_logits(seed) for seed in range(len(rows))])
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    backwards = sample(logits.flip(0), rows[::-1])[::-1]
+    assert together == alone == backwards
+
+
+def test_a_seed_gives_the_same_and_positions_differ() -> None:
+    logits = _logits().expand(64, -1)
+    by_position = [_row(tuple([5] * length), seed=3) for length in range(64)]
+    first = sample(logits, by_position)
+    assert first == sample(logits, by_position)
+    assert len({token.token_id for token in first}) > 5
+
+
+def test_logits_are_left_unchanged() -> None:
+    logits = _logits()[None].clone()
+    before = logits.clone()
+    sample(logits, [_row((2,), banned=(1,), logit_bias={3: 1.0}, repetition_penalty=2.0)])
+    assert torch.equal(logits, before)
+
+
+def test_banned_tokens_are_never_chosen() -> None:
+    logits = _logits()
+    best = int(logits.argmax())
+    assert sample(logits[None], [_row(temperature=0.0, banned=(best,))])[0].token_id != best
+    assert _frequencies(logits, banned=(best,))[best] == 0
+
+
+def test_logit_bias() -> None:
+    logits = _logits()
+    biased = logits.clone()
+    biased[7] += 3.0
+    found = _frequencies(logits, logit_bias={7: 3.0})
+    _assert_distribution(found, biased.double().softmax(0))
+    assert sample(logits[None], [_row(temperature=0.0, logit_bias={9: 100.0})])[0].token_id == 9
+
+
+def test_penalties_by_their_formulas() -> None:
+    logits = torch.tensor([2.0, -1.0, 1.5, 0.5, 1.9, -2.0])
+    prompt, output = (0, 1), (2, 2, 2, 4)
+
+    def probabilities(**params: float) -> torch.Tensor:
+        return _frequencies(logits, prompt=prompt, output=output, **params)
+
+    repeated = torch.tensor([2.0 / 1.5, -1.0 * 1.5, 1.5 / 1.5, 0.5, 1.9 / 1.5, -2.0])
+    _assert_distribution(probabilities(repetition_penalty=1.5), repeated.double().softmax(0))
+    present = torch.tensor([2.0, -1.0, 1.5 - 0.7, 0.5, 1.9 - 0.7, -2.0])
+    _assert_distribution(probabilities(presence_penalty=0.7), present.double().softmax(0))
+    frequent = torch.tensor([2.0, -1.0, 1.5 - 3 * 0.4, 0.5, 1.9 - 0.4, -2.0])
+    _assert_distribution(probabilities(frequency_penalty=0.4), frequent.double().softmax(0))
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = torch.stack([_logits(1), _logits(2), _logits(3)])
+    rows = [
+        _row(temperature=0.0, logprobs=3, logit_bias={5: 100.0}),
+        _row(temperature=0.0),
+        _row(temperature=0.0, logprobs=0),
+    ]
+    first, second, third = sample(logits, rows)
+    expected = logits[0].log_softmax(0)
+    assert first.logprobs is not None
+    assert first.token_id == first.logprobs.token_id == 5
+    assert first.logprobs.logprob == pytest.approx(float(expected[5]))
+    best = expected.topk(3)
+    assert [token for token, _ in first.logprobs.top] == best.indices.tolist()
+    assert [value for _, value in first.logprobs.top] == pytest.approx(best.values.tolist())
+    assert second == OutputToken(int(logits[1].argmax()))
+    assert third.logprobs is not None
+    assert third.logprobs.top == ()
+
+
+def test_a_tiny_temperature_is_greedy_and_a_huge_one_flat() -> None:
+    logits = _logits()
+    best = int(logits.argmax())
+    assert sample(logits[None], [_row(temperature=1e-30)])[0].token_id == best
+    assert sample(logits[None], [_row(temperature=1e-4)])[0].token_id == best
+    flat = torch.full((VOCAB,), 1 / VOCAB, dtype=torch.float64)
+    _assert_distribution(_frequencies(0.01 * logits, temperature=100.0), flat)
+
+
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
+    numbers = np.array([[uniform(seed, n) for n in range(100)] for seed in range(100)])
+    assert (0 <= numbers).all() and (numbers < 1).all()  # noqa: PT018, SIM300
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+    # Chi-square of 19 degrees of freedom: above 50 happens once in 10,000.
+    assert ((counts - 500) ** 2 / 500).sum() < 50
+    for shifted in (np.roll(numbers, 1, axis=0), np.roll(numbers, 1, axis=1)):
+        assert abs(np.corrcoef(numbers.ravel(), shifted.ravel())[0, 1]) < 0.05
+    assert 0 <= uniform(2**64 - 1, 10**6) < 1
+
+
+def test_rows_and_logits_must_match() -> None:
+    with pytest.raises(AssertionError):
+        sample(_logits()[None], [_row(), replace(_row(), banned=(1,))])
