@@ -7,33 +7,35 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 
-@contextlib.contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does. Main thread only."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def interrupt_on_signals() -> AbstractContextManager[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does. Main thread only.
+
+    SIGINT is set as well: a shell starts background jobs with it ignored.
+    """
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handled_by(interrupt)
+
+
+def ignore_signals() -> AbstractContextManager[None]:
+    """A second Ctrl-C while a cluster is stopped would leave processes. Main thread only."""
+    return _handled_by(signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def ignore_signals() -> Iterator[None]:
-    """A second Ctrl-C while a cluster is stopped would leave processes. Main thread only."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+def _handled_by(handler: Callable[[int, object], None] | signal.Handlers) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

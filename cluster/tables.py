@@ -11,17 +11,26 @@ if TYPE_CHECKING:
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first is left-aligned, the others right."""
+    """Columns as wide as their widest cell; columns of numbers are aligned at the right."""
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
+    numeric = [all(_is_number(line[column]) for line in lines[1:]) for column in range(len(header))]
+
     def render(line: list[str]) -> str:
-        cells = [line[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        )
         return "  ".join(cells).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
     return "\n".join([render(lines[0]), rule, *map(render, lines[1:])])
+
+
+def _is_number(cell: str) -> bool:
+    # Counts with a unit or a bound ("45 KiB", "3/64") read like numbers; addresses do not.
+    return cell[:1].isdigit() and ":" not in cell
 
 
 def format_bytes(count: int) -> str:
@@ -44,7 +53,7 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
         header,
         (
             (
-                *(worker.worker_id, worker.role, str(worker.pid), f"{worker.incarnation:016x}"),
+                *(worker.worker_id, worker.role, str(worker.pid), f"#{worker.incarnation:016x}"),
                 *(worker.address, "ok" if worker.reachable else "unreachable"),
                 *(str(worker.load.running), str(worker.load.waiting)),
                 *(str(worker.load.handoffs), str(worker.indexed_pages)),

@@ -31,7 +31,7 @@ def test_status_tables_name_each_worker_and_its_accounts():
     worker.accounts.total = 10
     status = inference.ClusterStatusResponse(workers=[worker])
     assert "unreachable" in workers_table(status)
-    assert "00000000000000ff" in workers_table(status)
+    assert "#00000000000000ff" in workers_table(status)
     assert accounts_table(status).splitlines()[-1].split() == [
         *("decode-0", "9", "0", "0", "0", "0", "10", "0", "0/0"),
     ]
