@@ -256,9 +256,9 @@ class HandoffDriver:
                 side.on_message(session, message)
             case Prefill() | Grant() | Busy() | Received() | Credit() if session.is_source:
                 self._source.on_message(session, message)
-            case (
-                Ready() | Chunk() | FirstToken() | Complete() | Closed() | LinkRendezvous()
-            ) if not session.is_source:
+            case Ready() | Chunk() | FirstToken() | Complete() | Closed() | LinkRendezvous() if (
+                not session.is_source
+            ):
                 self._sink.on_message(session, message)
             case LinkRendezvous():
                 """The loop thread has given it to the link."""

@@ -107,9 +107,7 @@ class LinkIntake:
 class _SenderReporter:
     """A sending link's reports, as events and messages."""
 
-    def __init__(
-        self, session: Session, generation: int, post: Callable[[object], None]
-    ) -> None:
+    def __init__(self, session: Session, generation: int, post: Callable[[object], None]) -> None:
         self._session = session
         self._generation = generation
         self._post = post
@@ -130,9 +128,7 @@ class _SenderReporter:
 class _ReceiverReporter:
     """A receiving link's reports, as events and messages."""
 
-    def __init__(
-        self, session: Session, generation: int, post: Callable[[object], None]
-    ) -> None:
+    def __init__(self, session: Session, generation: int, post: Callable[[object], None]) -> None:
         self._session = session
         self._generation = generation
         self._post = post

@@ -234,9 +234,7 @@ class SourceSide:
         counters["duplicate_messages"] += handoff.core.duplicates - duplicates
         self._perform(handoff, effects)
 
-    def _on_stale(
-        self, peer: SinkPeer, message: Grant | Busy | Received | Abort | Aborted
-    ) -> None:
+    def _on_stale(self, peer: SinkPeer, message: Grant | Busy | Received | Abort | Aborted) -> None:
         """A handoff that has ended, or that we never heard of: counted, nothing changes."""
         outcome = self._tombstones.outcome(message.key)
         if isinstance(message, Aborted) and outcome is SourceState.ABORTED:

@@ -87,9 +87,7 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
 def _unkeyed_to_wire(message: Hello | LinkRendezvous | Credit | LinkDown) -> pb.HandoffMessage:
     match message:
         case Hello(worker_id, incarnation, layout_hash):
-            hello = pb.Hello(
-                worker_id=worker_id, incarnation=incarnation, layout_hash=layout_hash
-            )
+            hello = pb.Hello(worker_id=worker_id, incarnation=incarnation, layout_hash=layout_hash)
             return pb.HandoffMessage(hello=hello)
         case LinkRendezvous(generation, store_key, value):
             entry = pb.LinkRendezvous(
@@ -97,9 +95,7 @@ def _unkeyed_to_wire(message: Hello | LinkRendezvous | Credit | LinkDown) -> pb.
             )
             return pb.HandoffMessage(link_rendezvous=entry)
         case Credit(generation, buffers):
-            return pb.HandoffMessage(
-                credit=pb.Credit(link_generation=generation, buffers=buffers)
-            )
+            return pb.HandoffMessage(credit=pb.Credit(link_generation=generation, buffers=buffers))
         case LinkDown(generation, reason):
             return pb.HandoffMessage(
                 link_down=pb.LinkDown(link_generation=generation, reason=reason)
@@ -203,9 +199,7 @@ def _chunk(message: pb.HandoffMessage) -> Chunk:
 
 def _ready(message: pb.HandoffMessage) -> Ready:
     ready = message.ready
-    return Ready(
-        key_from_wire(ready.key), ready.prompt_tokens, ready.layout_hash, ready.hit_tokens
-    )
+    return Ready(key_from_wire(ready.key), ready.prompt_tokens, ready.layout_hash, ready.hit_tokens)
 
 
 def _hello(message: pb.HandoffMessage) -> Hello:

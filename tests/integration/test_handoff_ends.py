@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.handoff_pair import HandoffPair, expected_kv, prompt_of, read_kv
+from kvferry.sampling import SamplingParams
+from tests.support.handoff_pair import (
+    NO_KEY,
+    HandoffPair,
+    expected_kv,
+    prompt_of,
+    read_kv,
+    small_cache,
+    small_layout,
+)
 
 STATES = ["requested", "queued", "offered", "deferred", "streaming", "completed"]
 PROMPT = prompt_of(24, seed=5)
@@ -111,9 +120,7 @@ def test_the_session_breaks(pair, state):
     for session in list(pair.decode.driver._hub._sessions):
         session.close("cut by the test")
     pair.until(lambda: key in pair.decode.sink.errors or key in pair.decode.sink.adopted_usage)
-    pair.until(
-        lambda: key in pair.prefill.source.ends or key not in pair.prefill.source.prompts
-    )
+    pair.until(lambda: key in pair.prefill.source.ends or key not in pair.prefill.source.prompts)
     pair.until(lambda: pair.prefill.driver.handoffs_open() == 0)
     if state == "completed":
         assert pair.prefill.source.ends[key] == "closed"
@@ -171,15 +178,12 @@ def test_the_link_dies_and_the_next_generation_serves(pair, state):
 
 def test_other_sessions_do_not_notice_a_death(pair):
     """Two sources, one of which dies in the middle of a transfer."""
-    other = type(pair.prefill)(
-        "prefill-1", 103, pair.loop, _cache_like(pair), pair.config
-    )
+    cache = small_cache(small_layout())
+    other = type(pair.prefill)("prefill-1", 103, pair.loop, cache, pair.config)
     doomed = drive_to(pair, "streaming")
     key = type(doomed)(doomed.request_id, doomed.attempt, other.incarnation, 202)
     pair.decode.sink.prompts[key] = PROMPT
-    from kvferry.sampling import SamplingParams
-
-    pair.decode.driver.fetch(key, other.as_source(), PROMPT, SamplingParams(), "")
+    pair.decode.driver.fetch(key, other.as_source(), PROMPT, SamplingParams(), NO_KEY)
     pair._until(lambda: key in other.source.queue, other, pair.decode)
     pair.prefill.stop_server()
     other.source.serve(key)
@@ -188,12 +192,6 @@ def test_other_sessions_do_not_notice_a_death(pair):
     pair.decode.sink.release(key)
     assert pair.decode.kv_cache.accounts().is_idle
     other.close()
-
-
-def _cache_like(pair):
-    from tests.support.handoff_pair import small_cache
-
-    return small_cache(pair.prefill.kv_cache.layout)
 
 
 def test_close_ends_everything(pair):

@@ -9,7 +9,9 @@ from kv_transfer.events import MessageCame
 from kv_transfer.protocol.messages import Credit
 from kvferry.errors import ErrorKind, HandoffFailed, Overloaded
 from kvferry.generation import OutputToken, TokenLogprobs
+from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
+    NO_KEY,
     HandoffPair,
     expected_kv,
     fill_kv,
@@ -201,24 +203,16 @@ def test_another_incarnation_is_refused(pair):
     stale = pair.prefill.as_source()
     pair.prefill.close()
     pair.prefill.driver = None
-    restarted = type(pair.prefill)(
-        "prefill-0", 102, pair.loop, pair.prefill.kv_cache, pair.config
-    )
+    restarted = type(pair.prefill)("prefill-0", 102, pair.loop, pair.prefill.kv_cache, pair.config)
     pair.prefill = restarted
     key = pair.key("r1")
     key = type(key)(key.request_id, key.attempt, stale.incarnation, key.sink_incarnation)
     pair.decode.sink.prompts[key] = prompt_of(9)
     source = type(stale)(stale.worker_id, restarted.address, stale.incarnation)
-    pair.decode.driver.fetch(key, source, prompt_of(9), *_no_sampling())
+    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), NO_KEY)
     pair.until(lambda: key in pair.decode.sink.errors)
     assert "incarnation" in str(pair.decode.sink.errors[key])
     assert not restarted.source.prompts
-
-
-def _no_sampling():
-    from kvferry.sampling import SamplingParams
-
-    return SamplingParams(), ""
 
 
 def test_another_layout_is_refused_before_anything_moves():
@@ -267,7 +261,7 @@ def test_payloads_of_an_aborted_handoff_never_reach_reused_slots(pair):
     pair.until(lambda: first in source.queue)
     source.schedule(first)
     pair.until(lambda: state_count(pair.prefill, "source_streaming") == 1)
-    pair.until(lambda: pair.prefill.driver._source._peers and _has_credit(pair))
+    pair.until(lambda: _has_credit(pair))
     source.compute(first, 24)
     # The payloads are on their way or in the ring; the sink's engine has not looked yet.
     sink.abort(first, "cancelled by the client")

@@ -19,7 +19,6 @@ from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kvferry.clock import MonotonicClock
 from kvferry.config import CacheConfig, DType, HandoffConfig
-from kvferry.errors import KvferryError
 from kvferry.generation import OutputToken, PrefillSource
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
@@ -32,17 +31,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kv_transfer.link import LinkFactory
+    from kvferry.errors import KvferryError
     from kvferry.generation import AttemptUsage
     from kvferry.ids import TokenIds
     from mem_cache.kv_cache import KVCache
     from mem_cache.request_kv import RequestKV
 
 NO_KEY = ExtraKey("")
+FIRST_TOKEN = OutputToken(7)
 PATIENCE_S = 20.0
 
 
 def small_layout(page_size: int = 4, num_layers: int = 3) -> KvLayout:
-    return KvLayout(num_layers, num_kv_heads=2, head_dim=8, dtype=DType.FLOAT32, page_size=page_size)
+    return KvLayout(
+        num_layers, num_kv_heads=2, head_dim=8, dtype=DType.FLOAT32, page_size=page_size
+    )
 
 
 def small_cache(layout: KvLayout, num_slots: int = 512, rows: int = 16) -> KVCache:
@@ -116,7 +119,7 @@ class RecordingSource:
         cache.commit(kv, tokens)
         self._worker.driver.computed(key, tokens)
 
-    def finish(self, key, token=OutputToken(7)) -> None:
+    def finish(self, key, token=FIRST_TOKEN) -> None:
         self._worker.driver.finished(key, token)
 
     def abort(self, key, reason) -> None:
@@ -316,9 +319,7 @@ class HandoffPair:
     def fetch(self, name: str, prompt: TokenIds, attempt: int = 1) -> HandoffKey:
         key = self.key(name, attempt)
         self.decode.sink.prompts[key] = prompt
-        self.decode.driver.fetch(
-            key, self.prefill.as_source(), prompt, SamplingParams(), NO_KEY
-        )
+        self.decode.driver.fetch(key, self.prefill.as_source(), prompt, SamplingParams(), NO_KEY)
         return key
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -333,7 +334,8 @@ class HandoffPair:
         clock, pause = MonotonicClock(), threading.Event()
         end = clock.now() + PATIENCE_S
         while not condition():
-            if not any([worker.step() for worker in workers]):
+            moved = [worker.step() for worker in workers]
+            if not any(moved):
                 assert clock.now() < end, "it never happened"
                 pause.wait(0.001)
 
