@@ -96,6 +96,8 @@ class Simulation:
         self.session_up = self.link_up = True
         self.refusals = self.rng.choice([0, 0, 1, 3, 10**6])
         self.is_faulty = self.rng.random() < 0.7
+        # Faults stop at some point; whatever is open then has to end by itself.
+        self.faults_left = self.rng.randint(1, 3) if self.is_faulty else 0
         self.frozen: str | None = None
         """The side whose engine has stopped without its session breaking, if any."""
         self.late = 0
@@ -346,7 +348,8 @@ class Simulation:
         for _ in range(steps_max):
             if self.is_over:
                 break
-            fault = self.is_faulty and self.rng.random() < 0.04
+            fault = self.faults_left > 0 and self.rng.random() < 0.05
+            self.faults_left -= fault
             choices = self.faults() if fault else self.moves() or ["tick"]
             move = self.rng.choice(choices)
             self.trace.append(move)
