@@ -5,7 +5,7 @@ Messages of the handoff are converted in `kv_transfer.wire`, beside the types th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -166,17 +166,11 @@ def attempt_output_to_wire(output: AttemptOutput) -> worker.AttemptOutput:
         ],
     )
     if output.finish is not None:
-        usage = output.finish.usage
-        message.finish.CopyFrom(
-            worker.AttemptFinish(
-                reason=_FINISH_TO_WIRE[output.finish.reason],
-                prefill_hit_tokens=usage.prefill_hit_tokens,
-                decode_hit_tokens=usage.decode_hit_tokens,
-                moved_tokens=usage.moved_tokens,
-                moved_bytes=usage.moved_bytes,
-                handoff_ms=usage.handoff_ms,
-            )
-        )
+        reason = _FINISH_TO_WIRE[output.finish.reason]
+        usage = _usage_fields(output.finish.usage)
+        message.finish.CopyFrom(worker.AttemptFinish(reason=reason, **usage))
+    if output.usage is not None:
+        message.usage.CopyFrom(worker.AttemptUsage(**_usage_fields(output.usage)))
     return message
 
 
@@ -186,20 +180,20 @@ def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
     if message.HasField("finish"):
         finish = AttemptFinish(
             reason=_FINISH_FROM_WIRE[message.finish.reason],
-            usage=AttemptUsage(
-                prefill_hit_tokens=message.finish.prefill_hit_tokens,
-                decode_hit_tokens=message.finish.decode_hit_tokens,
-                moved_tokens=message.finish.moved_tokens,
-                moved_bytes=message.finish.moved_bytes,
-                handoff_ms=message.finish.handoff_ms,
-            ),
+            usage=AttemptUsage(**_usage_fields(message.finish)),
         )
+    usage = AttemptUsage(**_usage_fields(message.usage)) if message.HasField("usage") else None
     logprobs = [logprobs_from_wire(entry) for entry in message.logprobs]
     tokens = tuple(
         OutputToken(token_id, logprobs[position] if logprobs else None)
         for position, token_id in enumerate(message.token_ids)
     )
-    return AttemptOutput(tokens, finish)
+    return AttemptOutput(tokens, finish, usage)
+
+
+def _usage_fields(source: Any) -> dict[str, Any]:
+    """Of our type and of both messages alike; all use the same names."""
+    return {name: getattr(source, name) for name in AttemptUsage.__dataclass_fields__}
 
 
 def kv_batch_to_wire(batch: KvEventBatch) -> worker.KvEventBatch:

@@ -83,3 +83,5 @@ class AttemptOutput:
 
     tokens: tuple[OutputToken, ...]
     finish: AttemptFinish | None = None
+    usage: AttemptUsage | None = None
+    """Set once, as soon as it is known: a router that ends an attempt gets no `finish`."""

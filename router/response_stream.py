@@ -64,14 +64,20 @@ class ResponseStream:
         self._completion_tokens = 0
         self._route: Route | None = None
         self._attempt = Attempt(1)
+        self._kv = AttemptUsage()
 
     def take(self, routed: RoutedOutput) -> ResponseChunk:
         """What the client gets for one output. It is the last if it has `finish`.
 
         A stop string finishes the stream although the worker goes on; the caller ends that.
         """
+        if routed.attempt != self._attempt:
+            self._kv = AttemptUsage()
         self._route, self._attempt = routed.route, routed.attempt
         output = routed.output
+        known = output.usage if output.finish is None else output.finish.usage
+        if known is not None:
+            self._kv = known
         if output.tokens:
             self._timing.note(self._clock.now())
         text = ""
@@ -81,16 +87,14 @@ class ResponseStream:
             text += scan.text
             if scan.stop is not None:
                 seen = output.tokens[: position + 1]
-                # The worker's own figures come with its finish, which may be in this output.
-                kv = AttemptUsage() if output.finish is None else output.finish.usage
-                return self._chunk(text, seen, self._finish(FinishReason.STOP, kv, scan.stop))
+                return self._chunk(text, seen, self._finish(FinishReason.STOP, scan.stop))
         if output.finish is None:
             return self._chunk(text, output.tokens, None)
-        return self._last_chunk(text, output.tokens, output.finish.reason, output.finish.usage)
+        return self._last_chunk(text, output.tokens, output.finish.reason)
 
     def cancelled(self) -> ResponseChunk:
         """The last chunk of a request that its client ended."""
-        return self._last_chunk("", (), FinishReason.CANCELLED, AttemptUsage())
+        return self._last_chunk("", (), FinishReason.CANCELLED)
 
     def _text_of(self, token: OutputToken) -> str:
         """The token that ends an answer is told as an id but has no text."""
@@ -104,22 +108,22 @@ class ResponseStream:
         return self._scanner.push(text)
 
     def _last_chunk(
-        self, text: str, tokens: tuple[OutputToken, ...], reason: FinishReason, kv: AttemptUsage
+        self, text: str, tokens: tuple[OutputToken, ...], reason: FinishReason
     ) -> ResponseChunk:
         """Show what was held back as well; it may still complete a stop string."""
         scan = self._scan(self._detokenizer.flush())
         text += scan.text
         if scan.stop is not None:
-            return self._chunk(text, tokens, self._finish(FinishReason.STOP, kv, scan.stop))
+            return self._chunk(text, tokens, self._finish(FinishReason.STOP, scan.stop))
         text += self._scanner.flush()
-        return self._chunk(text, tokens, self._finish(reason, kv, ""))
+        return self._chunk(text, tokens, self._finish(reason, ""))
 
     def _chunk(
         self, text: str, tokens: tuple[OutputToken, ...], finish: Finish | None
     ) -> ResponseChunk:
         return ResponseChunk(self._request.request_id, text, tokens, finish)
 
-    def _finish(self, reason: FinishReason, kv: AttemptUsage, stop_string: str) -> Finish:
+    def _finish(self, reason: FinishReason, stop_string: str) -> Finish:
         route = self._route
         source = None if route is None or route.prefill is None else route.prefill.worker_id
         usage = Usage(
@@ -128,7 +132,7 @@ class ResponseStream:
             attempt=self._attempt,
             decode_worker=None if route is None else route.decode.worker_id,
             prefill_worker=source,
-            kv=kv,
+            kv=self._kv,
             ttft_ms=self._timing.ttft_ms(),
             itl_ms=self._timing.itl_ms(self._completion_tokens),
         )

@@ -152,7 +152,8 @@ class Router:
                 async with contextlib.aclosing(self._attempts.run(valid, control)) as outputs:
                     async for routed in outputs:
                         chunk = stream.take(routed)
-                        yield chunk
+                        if chunk.tokens or chunk.finish is not None:
+                            yield chunk
                         if chunk.finish is not None:
                             return
             except RequestCancelled:

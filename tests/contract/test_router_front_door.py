@@ -133,12 +133,17 @@ def test_sampling_is_complete_when_it_reaches_a_worker(directory: Path) -> None:
 
 
 def test_a_stop_string_ends_the_stream_and_the_worker(directory: Path) -> None:
-    worker = FakeWorker("w", script=lambda _: Script(tuple(ids_of("one END")), hang_after=7))
+    script = Script(
+        tuple(ids_of("one END")), hang_after=7, early_usage=AttemptUsage(decode_hit_tokens=1)
+    )
+    worker = FakeWorker("w", script=lambda _: script)
 
     async def test(bench: RouterBench) -> None:
         responses = await bench.ask("x", sampling={"stop": ["END"]}, request_id="r")
         assert text_of(responses) == "one "
+        assert len(responses) == 7
         assert responses[-1].finish.stop_string == "END"
+        assert responses[-1].finish.usage.decode_hit_tokens == 1
         await eventually(lambda: worker.cancelled == ["r#1"])
 
     run(directory, test, worker)

@@ -47,6 +47,8 @@ class Script:
     logprob: float | None = None
     """Of every token; None reports none."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
+    early_usage: AttemptUsage | None = None
+    """Told before the first token."""
 
 
 @dataclass(eq=False)
@@ -103,6 +105,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         tokens = script.tokens or tuple(request.prompt.tolist())
         try:
             sent = 0
+            if script.early_usage is not None:
+                early = AttemptOutput((), usage=script.early_usage)
+                await context.write(convert.attempt_output_to_wire(early))
             while sent < len(tokens):
                 if script.fail_after is not None and sent >= script.fail_after:
                     break
@@ -124,10 +129,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.abort(script.fail_code, "scripted failure", script.fail_trailing)
 
     async def KvEvents(self, message: Any, context: Any) -> None:
-        self.subscriptions += 1
         queue: asyncio.Queue[KvEventBatch] = asyncio.Queue()
-        await context.write(convert.kv_batch_to_wire(self._batch(True, self.snapshot_events)))
+        queue.put_nowait(self._batch(True, self.snapshot_events))
         self._subscribers.append(queue)
+        self.subscriptions += 1
         while True:
             await context.write(convert.kv_batch_to_wire(await queue.get()))
 

@@ -35,14 +35,30 @@ class PrefillSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AttemptOutput(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish")
+    __slots__ = ("token_ids", "logprobs", "finish", "usage")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     finish: AttemptFinish
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ...) -> None: ...
+    usage: AttemptUsage
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ...) -> None: ...
+
+class AttemptUsage(_message.Message):
+    __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms")
+    PREFILL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    prefill_hit_tokens: int
+    decode_hit_tokens: int
+    moved_tokens: int
+    moved_bytes: int
+    handoff_ms: float
+    def __init__(self, prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ...) -> None: ...
 
 class AttemptFinish(_message.Message):
     __slots__ = ("reason", "prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms")

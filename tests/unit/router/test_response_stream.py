@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,17 @@ def test_a_stop_string_wins_over_the_workers_end_in_the_same_output() -> None:
     assert chunk.finish is not None
     assert (chunk.text, chunk.finish.reason) == ("a", FinishReason.STOP)
     assert chunk.finish.usage.kv == USAGE
+
+
+def test_figures_known_early_survive_an_end_that_the_router_decides() -> None:
+    stream = make(stop=("b",))
+    routed = output(tokens("a"))
+    early = dataclasses.replace(routed.output, usage=USAGE)
+    stream.take(dataclasses.replace(routed, output=early))
+    stream.take(output(tokens("x")))
+    finish = stream.take(output(tokens("b"))).finish
+    assert finish is not None
+    assert finish.usage.kv == USAGE
 
 
 def test_the_stop_token_has_an_id_and_no_text() -> None:
