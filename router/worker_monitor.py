@@ -56,7 +56,7 @@ class WorkerMonitor:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to follow the worker."""
+        """Begin to follow the worker. Whoever starts it makes the first `check`."""
         self._tasks = [
             asyncio.create_task(self._guard(self._poll_status())),
             asyncio.create_task(self._guard(self._follow_events())),
@@ -106,8 +106,8 @@ class WorkerMonitor:
 
     async def _poll_status(self) -> None:
         while True:
-            await self.check()
             await asyncio.sleep(self._interval_s)
+            await self.check()
 
     async def _follow_events(self) -> None:
         """Subscribe for ever: a new subscription begins with a snapshot, which mends a gap."""
