@@ -1,7 +1,7 @@
 """The `kvferry` command.
 
-Exit codes: 0 done, 1 the cluster or the server failed, 2 the command line or the configuration is
-wrong, 130 interrupted.
+Exit codes: 0 done (for `serve`: stopped by Ctrl-C or SIGTERM once it served), 1 the cluster or the
+server failed, 2 the command line or the configuration is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import console
 from cluster.client import CallFailed, Client
+from cluster.cluster_state import Phase
 from cluster.interrupts import ignore_signals, interrupt_on_signals
 from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL, RouterConfig, load_config, settings
@@ -25,6 +26,8 @@ from kvferry.rpc.v1 import inference_pb2 as inference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cluster.local_cluster import LocalCluster
+    from cluster.supervisor import ClusterView
     from kvferry.config import ClusterConfig
 
 _USAGE_ERROR = 2
@@ -143,8 +146,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             f"(logs in {cluster.directory}); Ctrl-C stops it",
             flush=True,
         )
-        while True:
-            view = cluster.wait_for_change(view.changes, _WATCH_S)
+        _watch(cluster, view)
     finally:
         with ignore_signals():
             report = cluster.stop()
@@ -154,6 +156,21 @@ def _serve(arguments: argparse.Namespace) -> None:
             else f"could not end: {', '.join(report.left)}",
             flush=True,
         )
+
+
+def _watch(cluster: LocalCluster, view: ClusterView) -> None:
+    """Tell of members that end and come back, until interrupted: the normal end of serving."""
+    seen = {report.name: report.phase for report in view.reports}
+    try:
+        while True:
+            view = cluster.wait_for_change(view.changes, _WATCH_S)
+            for report in view.reports:
+                if report.phase is not seen[report.name]:
+                    reason = f" ({report.last_end})" if report.phase is Phase.WAITING else ""
+                    print(f"{report.name}: {report.phase.value}{reason}", flush=True)  # noqa: T201
+                    seen[report.name] = report.phase
+    except KeyboardInterrupt:
+        return
 
 
 def _demo(arguments: argparse.Namespace) -> None:

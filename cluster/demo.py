@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from cluster.console import stream_answer
 from cluster.interrupts import ignore_signals
 from cluster.local_cluster import LocalCluster
 from cluster.tables import accounts_table, format_bytes, format_table, workers_table
+from kvferry.convert import accounts_from_wire
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _FIRST = "What is the capital of France? Answer in one sentence."
 _FOLLOW_UP = "And which river flows through it?"
 _TOKENS_MAX = 64
+_IDLE_TIMEOUT_S = 5.0
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ def run_demo(config: ClusterConfig, clock: Clock) -> None:
             _say(workers_table(client.cluster_status()))
             asked = _ask_three(client)
             _say(usage_table(asked))
-            _say("\nKV slots of both workers, now that nothing runs:")
-            _say(accounts_table(client.cluster_status()))
+            _say("\nKV slots of the workers, now that nothing runs:")
+            _say(accounts_table(_idle_status(client, clock)))
         assert view.is_complete
     finally:
         with ignore_signals():
@@ -71,6 +75,20 @@ def usage_table(asked: list[_Asked]) -> str:
             for entry in asked
         ),
     )
+
+
+def _idle_status(client: Client, clock: Clock) -> inference.ClusterStatusResponse:
+    """The status once every worker has given back what requests held, or after a short while.
+
+    A stream ends before its slots are given back, and routers ask workers at intervals.
+    """
+    give_up = clock.now() + _IDLE_TIMEOUT_S
+    while True:
+        status = client.cluster_status()
+        accounts = [accounts_from_wire(worker.accounts) for worker in status.workers]
+        if clock.now() > give_up or all(account.is_idle for account in accounts):
+            return status
+        time.sleep(_POLL_S)
 
 
 def _ask_three(client: Client) -> list[_Asked]:

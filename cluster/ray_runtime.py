@@ -45,8 +45,6 @@ _RAY_ENVIRONMENT = {
     # Ray turns authentication on by itself where it finds a token file. Every process of a
     # cluster must agree, so it is set for all of them, here, before the first one starts.
     "RAY_AUTH_MODE": "disabled",
-    # Our supervisor tells of deaths; Ray would print each to the terminal as well.
-    "RAY_LOG_TO_DRIVER_EVENT_LEVEL": "FATAL",
 }
 
 _T = TypeVar("_T")
