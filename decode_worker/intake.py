@@ -118,7 +118,7 @@ class Intake:
         entry = self._by_key.pop(key)
         assert entry.first is not None, f"{key}: adopted without a first token"
         entry.key = None
-        entry.usage = usage
+        self._tell_usage(entry, usage)
         self._engine.adopt(entry.request, entry.first)
 
     def failed(self, key: HandoffKey, error: KvferryError) -> None:
@@ -133,7 +133,8 @@ class Intake:
     def admitted(self, request: Request) -> None:
         """Prefill here begins."""
         assert request.kv is not None, f"{request.id} was admitted without KV"
-        self._attempts[request.id].usage = AttemptUsage(prefill_hit_tokens=request.kv.prefix_len)
+        entry = self._attempts[request.id]
+        self._tell_usage(entry, AttemptUsage(prefill_hit_tokens=request.kv.prefix_len))
 
     def computed(self, request: Request) -> None:
         """A chunk of a prompt computed here; nobody else waits for it."""
@@ -195,6 +196,11 @@ class Intake:
             entry.key = None
         self._end_request(entry)
         self._close(entry, RequestCancelled("cancelled by the router"))
+
+    def _tell_usage(self, entry: _Attempt, usage: AttemptUsage) -> None:
+        """At once and not with the end, which the router may cut off by a stop string."""
+        entry.usage = usage
+        self._outbox.put(entry.stream, AttemptOutput((), usage=usage))
 
     def _end_request(self, entry: _Attempt) -> None:
         if entry.request.stage is not Stage.ENDED:
