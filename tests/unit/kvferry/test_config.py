@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvferry.config import (
+    CacheConfig,
+    ClusterConfig,
+    DType,
+    config_from_mapping,
+    load_config,
+    settings,
+    to_mapping,
+)
+from kvferry.errors import ConfigError
+
+DEFAULT_FILE = Path(__file__).parents[3] / "kvferry.yaml"
+
+
+def load(text: str, tmp_path: Path) -> ClusterConfig:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    return load_config(file, {}, {})
+
+
+def test_without_any_source_the_defaults_hold():
+    assert load_config(None, {}, {}) == ClusterConfig()
+
+
+def test_the_file_in_the_repository_states_every_default():
+    assert load_config(DEFAULT_FILE, {}, {}) == ClusterConfig()
+    text = DEFAULT_FILE.read_text()
+    for name, _ in settings():
+        assert f"{name.rpartition('.')[2]}:" in text, name
+
+
+def test_flags_win_over_variables_and_these_over_the_file(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text("cache: {page_size: 1, rows: 1, memory_bytes: 1}")
+    config = load_config(
+        file,
+        {"KVFERRY_CACHE__PAGE_SIZE": "2", "KVFERRY_CACHE__ROWS": "2", "HOME": "/"},
+        {"cache.page_size": "3"},
+    )
+    assert config.cache == CacheConfig(page_size=3, rows=2, memory_bytes=1)
+
+
+def test_a_section_given_in_part_keeps_its_own_defaults(tmp_path):
+    config = load("workers: {prefill: {threads: 2}}", tmp_path)
+    assert (config.workers.prefill.count, config.workers.prefill.threads) == (1, 2)
+
+
+def test_a_mapping_survives_the_way_through_another_process():
+    config = load_config(None, {}, {"model.dtype": "bfloat16", "workers.both.count": "2"})
+    assert config.model.dtype is DType.BFLOAT16
+    assert config_from_mapping(to_mapping(config)) == config
+
+
+def test_settings_names_each_leaf_with_its_default():
+    named = dict(settings())
+    assert named["cache.page_size"] == 16
+    assert named["workers.decode.count"] == 1
+    assert named["worker_host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "hint"),
+    [
+        ("cache: {page_sise: 4}", "cache.page_sise", "did you mean cache.page_size?"),
+        ("cach: {}", "cach", "did you mean cache?"),
+        ("cache: 4", "cache", "must be a mapping"),
+        ("[1, 2]", "config", "must contain a mapping"),
+        ("cache: [", "config", "not valid YAML"),
+        ("cache: {page_size: 0}", "cache.page_size", "at least 1"),
+        ("cache: {page_size: true}", "cache.page_size", "must be a int"),
+        ("cache: {page_size: 1.5}", "cache.page_size", "must be a int"),
+        ("cache: {radix: 1}", "cache.radix", "must be a bool"),
+        ("model: {dtype: float8}", "model.dtype", "must be one of float32, float16, bfloat16"),
+        ("workers: {prefill: {count: -1}}", "workers.prefill.count", "negative"),
+        ("workers: {decode: {threads: 0}}", "workers.decode.threads", "at least 1"),
+        ("workers: {decode: {count: 0}}", "workers.decode.count", "no worker could decode"),
+        (
+            "workers: {decode: {count: 0}, both: {count: 1}}",
+            "workers.decode.count",
+            "prefill workers need a decode worker",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named(text, field, hint, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        load(text, tmp_path)
+    assert refused.value.field == field
+    assert hint in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere"):
+        load_config(tmp_path / "nowhere.yaml", {}, {})

@@ -1,0 +1,147 @@
+"""Each type survives the way over the wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvferry import convert
+from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.errors import InvalidInput
+from kvferry.generation import (
+    AttemptFinish,
+    AttemptOutput,
+    AttemptRequest,
+    AttemptUsage,
+    FinishReason,
+    OutputToken,
+    PrefillSource,
+    TokenLogprobs,
+)
+from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.kv_events import (
+    AllBlocksCleared,
+    BlockHash,
+    BlocksRemoved,
+    BlocksStored,
+    KvEventBatch,
+)
+from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.rpc.v1 import worker_pb2 as worker
+from kvferry.sampling import SamplingParams
+
+# Values that float32 holds exactly, as the wire does.
+SAMPLING = SamplingParams(
+    temperature=0.5,
+    top_k=3,
+    top_p=0.75,
+    min_p=0.125,
+    repetition_penalty=1.5,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    logit_bias={5: -1.0},
+    seed=2**64 - 1,
+    max_tokens=7,
+    min_tokens=2,
+    stop=("a", "ü"),
+    stop_token_ids=(1, 2),
+    ignore_eos=True,
+    logprobs=0,
+)
+
+
+@pytest.mark.parametrize("params", [SAMPLING, SamplingParams()])
+def test_sampling(params):
+    assert convert.sampling_from_wire(convert.sampling_to_wire(params), seed=99) == params
+
+
+def test_a_seed_that_is_not_set_is_the_servers():
+    assert convert.sampling_from_wire(inference.SamplingParams(), seed=99).seed == 99
+
+
+def test_zero_is_a_value_and_not_a_default():
+    message = inference.SamplingParams(temperature=0.0, seed=0, top_p=0.0)
+    params = convert.sampling_from_wire(message, seed=99)
+    assert (params.temperature, params.seed, params.top_p) == (0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "source", [None, PrefillSource(WorkerId("prefill-0"), "127.0.0.1:1", Incarnation(2**63 - 1))]
+)
+def test_attempt_request(source):
+    request = AttemptRequest(
+        id=AttemptId(RequestId("r"), Attempt(2)),
+        prompt=np.array([1, 2, 2**31 - 1], dtype=np.int32),
+        sampling=SAMPLING,
+        extra_key=ExtraKey("tenant"),
+        source=source,
+    )
+    message = convert.attempt_request_to_wire(request, Incarnation(5))
+    back = convert.attempt_request_from_wire(
+        worker.AttemptRequest.FromString(bytes(message.SerializeToString()))
+    )
+    assert message.incarnation == 5
+    assert back.prompt.dtype == np.int32
+    assert back.prompt.tolist() == request.prompt.tolist()
+    assert (back.id, back.sampling, back.extra_key, back.source) == (
+        request.id,
+        request.sampling,
+        request.extra_key,
+        request.source,
+    )
+
+
+def test_token_ids_that_no_int32_holds_are_refused():
+    with pytest.raises(InvalidInput, match="4294967295 is not a token id"):
+        convert.token_ids_from_wire([0, 2**32 - 1])
+    assert convert.token_ids_from_wire([]).tolist() == []
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_attempt_output(reason):
+    logprobs = TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5)))
+    usage = AttemptUsage(1, 2, 3, 4, 5.5)
+    output = AttemptOutput((OutputToken(7, logprobs),), AttemptFinish(reason, usage))
+    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output)) == output
+
+
+def test_attempt_output_without_finish_and_logprobs():
+    output = AttemptOutput((OutputToken(1), OutputToken(2)))
+    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output)) == output
+
+
+def test_kv_events_keep_their_order():
+    batch = KvEventBatch(
+        WorkerId("decode-0"),
+        Incarnation(3),
+        sequence=9,
+        snapshot=True,
+        events=(
+            AllBlocksCleared(),
+            BlocksStored((BlockHash(2**64 - 1), BlockHash(0))),
+            BlocksRemoved((BlockHash(1),)),
+        ),
+    )
+    assert convert.kv_batch_from_wire(convert.kv_batch_to_wire(batch)) == batch
+
+
+def test_an_event_of_no_known_kind_is_refused():
+    message = worker.KvEventBatch(events=[worker.KvEvent()])
+    with pytest.raises(InvalidInput, match="kind None is not known"):
+        convert.kv_batch_from_wire(message)
+
+
+def test_accounts_and_load():
+    accounts = KvAccounts(*range(1, 10))
+    load = WorkerLoad(1, 2, 3, 4, 5.5, 6.5)
+    assert convert.accounts_from_wire(convert.accounts_to_wire(accounts)) == accounts
+    assert convert.load_from_wire(convert.load_to_wire(load)) == load
+
+
+def test_accounts_know_when_they_add_up_and_when_they_are_idle():
+    idle = KvAccounts(6, 4, 0, 0, 0, 10, 0, 0, 8)
+    assert idle.is_conserved
+    assert idle.is_idle
+    assert not KvAccounts(6, 4, 0, 0, 0, 11, 0, 0, 8).is_conserved
+    assert not KvAccounts(5, 4, 1, 0, 0, 10, 0, 1, 8).is_idle
+    assert not KvAccounts(6, 4, 0, 0, 0, 10, 0, 1, 8).is_idle, "a live row is not idle"
