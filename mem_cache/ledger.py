@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,41 +25,69 @@ from mem_cache.tree_node import TOKEN_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kvferry.accounts import KvAccounts
     from kvferry.ids import SlotIndices
-    from mem_cache.kv_cache import KVCache
+    from mem_cache.req_to_token_pool import ReqToTokenPool
     from mem_cache.request_kv import RequestKV
-    from mem_cache.tree_node import TreeNode
+    from mem_cache.slot_allocator import SlotAllocator
+    from mem_cache.tree_node import PrefixCache, TreeNode
 
 _NAMED_MAX = 8
 """Slots named of one kind of violation."""
 
 
-def require_live(cache: KVCache, kv: RequestKV) -> int:
+class Books(Protocol):
+    """What the ledger looks at: the parts of a `KVCache`, which it never changes."""
+
+    rows: ReqToTokenPool
+    allocator: SlotAllocator
+    tree: PrefixCache
+
+    @property
+    def page_size(self) -> int:
+        """Slots per page."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Usable slots."""
+        ...
+
+    def live_requests(self) -> tuple[RequestKV, ...]:
+        """Every request that holds a row."""
+        ...
+
+    def accounts(self) -> KvAccounts:
+        """Every slot by its owner."""
+        ...
+
+
+def require_live(books: Books, kv: RequestKV) -> int:
     """Ledger check 6, at every call: the request's row, which nobody else was given since."""
     row = kv.req_pool_idx
     if row is None:
         raise LedgerError([f"check 6: {kv} is not open (released before?)"])
-    if not cache.rows.is_current(row, kv.req_generation):
+    if not books.rows.is_current(row, kv.req_generation):
         raise LedgerError([f"check 6: {kv} has generation {kv.req_generation} of a reused row"])
     return row
 
 
-def require_path(cache: KVCache, kv: RequestKV) -> None:
+def require_path(books: Books, kv: RequestKV) -> None:
     """Ledger check 3 for one request."""
-    violations = list(_check_path(cache, kv))
+    violations = list(_check_path(books, kv))
     if violations:
         raise LedgerError(violations)
 
 
-def audit(cache: KVCache) -> None:
+def audit(books: Books) -> None:
     """Run every check in full; raises `LedgerError` that lists all violations."""
-    nodes = list(cache.tree.nodes())
+    nodes = list(books.tree.nodes())
     violations = [
-        *_check_slots(cache, nodes),
-        *_check_nodes(cache, nodes),
-        *_check_requests(cache),
-        *_check_locks(cache, nodes),
-        *_check_accounts(cache),
+        *_check_slots(books, nodes),
+        *_check_nodes(books, nodes),
+        *_check_requests(books),
+        *_check_locks(books, nodes),
+        *_check_accounts(books),
     ]
     if violations:
         raise LedgerError(violations)
@@ -81,35 +109,35 @@ def pinned_slots(live: Iterable[RequestKV]) -> int:
     return count
 
 
-def oom_report(cache: KVCache) -> str:
+def oom_report(books: Books) -> str:
     """Who holds rows and slots: rows, accounts, and each live request's lengths."""
-    accounts = cache.accounts()
+    accounts = books.accounts()
     lines = [
-        f"rows: {cache.rows.num_free} free of {accounts.rows_total}",
-        f"slots: {accounts.free} free ({accounts.free // cache.page_size} pages of "
-        f"{cache.page_size}), {accounts.evictable} evictable, {accounts.protected} protected, "
+        f"rows: {books.rows.num_free} free of {accounts.rows_total}",
+        f"slots: {accounts.free} free ({accounts.free // books.page_size} pages of "
+        f"{books.page_size}), {accounts.evictable} evictable, {accounts.protected} protected, "
         f"{accounts.private} private, {accounts.inbound} inbound, of {accounts.total}",
     ]
     lines += [
         f"  {kv.request_id}: kv_allocated_len {kv.allocated_len}, cache_protected_len "
         f"{kv.cache_protected_len}{', inbound' if kv.inbound else ''}"
         f"{', pinned' if kv.pins else ''}"
-        for kv in cache.live_requests()
+        for kv in books.live_requests()
     ]
     return "\n".join(lines)
 
 
-def _check_slots(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+def _check_slots(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Check 1: each usable slot has exactly one owner, and each page one owner."""
-    owned: list[tuple[str, SlotIndices]] = [("allocator", cache.allocator.free_slots())]
+    owned: list[tuple[str, SlotIndices]] = [("allocator", books.allocator.free_slots())]
     owned += [(repr(node), node.value) for node in nodes]
     owned += [
-        (str(kv.request_id), cache.rows.read(row, kv.cache_protected_len, kv.allocated_len))
-        for kv in cache.live_requests()
+        (str(kv.request_id), books.rows.read(row, kv.cache_protected_len, kv.allocated_len))
+        for kv in books.live_requests()
         if (row := kv.req_pool_idx) is not None
     ]
     everything = np.concatenate([slots for _, slots in owned])
-    first, stop = cache.page_size, cache.page_size + cache.num_slots
+    first, stop = books.page_size, books.page_size + books.num_slots
     outside = everything[(everything < first) | (everything >= stop)]
     if len(outside):
         yield f"check 1: slots out of range: {outside[:_NAMED_MAX].tolist()}"
@@ -117,12 +145,12 @@ def _check_slots(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
     owners = np.bincount(everything, minlength=stop)[first:]
     wrong = np.flatnonzero(owners != 1) + first
     # Faults come in pages: one slot stands for its page.
-    _, one_per_page = np.unique(wrong // cache.page_size, return_index=True)
+    _, one_per_page = np.unique(wrong // books.page_size, return_index=True)
     for slot in wrong[one_per_page][:_NAMED_MAX].tolist():
         names = [name for name, slots in owned if slot in slots]
         yield f"check 1: slot {slot} has {len(names)} owners: {', '.join(names) or 'lost'}"
     for name, slots in owned:
-        if not _are_whole_pages(slots, cache.page_size):
+        if not _are_whole_pages(slots, books.page_size):
             yield f"check 1: {name} does not own whole pages"
 
 
@@ -134,7 +162,7 @@ def _are_whole_pages(slots: SlotIndices, page_size: int) -> bool:
     return bool(in_order and (pages[:, 0] % page_size == 0).all())
 
 
-def _check_nodes(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+def _check_nodes(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Checks 2 and 5, and the shape of the tree."""
     for node in nodes:
         if len(node.key) != TOKEN_BYTES * len(node.value) or not node.key:
@@ -148,11 +176,11 @@ def _check_nodes(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
             yield f"check 5: {node} is an unlocked leaf that eviction cannot find"
 
 
-def _check_requests(cache: KVCache) -> Iterator[str]:
+def _check_requests(books: Books) -> Iterator[str]:
     """Checks 3, 4 and 6, for every live request."""
-    for kv in cache.live_requests():
+    for kv in books.live_requests():
         row = kv.req_pool_idx
-        if row is None or not cache.rows.is_current(row, kv.req_generation):
+        if row is None or not books.rows.is_current(row, kv.req_generation):
             yield f"check 6: {kv} is live without its row"
             continue
         try:
@@ -161,30 +189,30 @@ def _check_requests(cache: KVCache) -> Iterator[str]:
             yield str(error)
         if kv.inbound and kv.cache_protected_len != kv.prefix_len:
             yield f"{kv}: published while inbound"
-        yield from _check_path(cache, kv)
+        yield from _check_path(books, kv)
 
 
-def _check_path(cache: KVCache, kv: RequestKV) -> Iterator[str]:
+def _check_path(books: Books, kv: RequestKV) -> Iterator[str]:
     row = kv.req_pool_idx
     assert row is not None, "checked by the caller"
     if kv.last_node.end != kv.cache_protected_len:
         yield f"check 3: {kv} is locked up to {kv.last_node}"
         return
-    path = cache.tree.path_device_indices(kv.last_node)
-    ours = cache.rows.read(row, 0, kv.cache_protected_len)
+    path = books.tree.path_device_indices(kv.last_node)
+    ours = books.rows.read(row, 0, kv.cache_protected_len)
     if not np.array_equal(ours, path):
         yield f"check 3: the row of {kv} does not read the index's slots"
 
 
-def _check_locks(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
+def _check_locks(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Check 7: each lock count is the number of live requests whose path goes through."""
     expected: Counter[int] = Counter()
-    for kv in cache.live_requests():
+    for kv in books.live_requests():
         node = kv.last_node
         while node.parent is not None:
             expected[node.node_id] += 1
             node = node.parent
-        if node is not cache.tree.root:
+        if node is not books.tree.root:
             yield f"check 7: {kv} is locked in a tree that is gone"
     for node in nodes:
         if node.lock_ref != expected[node.node_id]:
@@ -192,21 +220,21 @@ def _check_locks(cache: KVCache, nodes: list[TreeNode]) -> Iterator[str]:
     protected = sum(len(node.value) for node in nodes if node.lock_ref > 0)
     evictable = sum(len(node.value) for node in nodes if node.lock_ref == 0)
     for name, told, counted in (
-        ("protected", cache.tree.protected_size(), protected),
-        ("evictable", cache.tree.evictable_size(), evictable),
+        ("protected", books.tree.protected_size(), protected),
+        ("evictable", books.tree.evictable_size(), evictable),
     ):
         if told != counted:
             yield f"check 7: {name} size is told as {told}, nodes hold {counted}"
 
 
-def _check_accounts(cache: KVCache) -> Iterator[str]:
+def _check_accounts(books: Books) -> Iterator[str]:
     """Checks 8 and 9."""
-    accounts = cache.accounts()
+    accounts = books.accounts()
     if not accounts.is_conserved:
         yield f"check 8: accounts do not add up: {accounts}"
-    if cache.rows.num_free + accounts.rows_live != accounts.rows_total:
-        yield f"check 8: {cache.rows.num_free} free rows and {accounts.rows_live} live ones"
-    rows = [*cache.rows.free_rows(), *(kv.req_pool_idx for kv in cache.live_requests())]
+    if books.rows.num_free + accounts.rows_live != accounts.rows_total:
+        yield f"check 8: {books.rows.num_free} free rows and {accounts.rows_live} live ones"
+    rows = [*books.rows.free_rows(), *(kv.req_pool_idx for kv in books.live_requests())]
     if len(set(rows)) != len(rows) or 0 in rows:
         yield f"check 8: a row has two owners, or is row 0: {rows}"
     if accounts.rows_live == 0 and not accounts.is_idle:

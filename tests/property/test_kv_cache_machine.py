@@ -7,6 +7,9 @@ that are free are overwritten, as the next owner would, so that nobody can read 
 
 from __future__ import annotations
 
+from collections import Counter
+
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -29,16 +32,20 @@ pytestmark = pytest.mark.property
 
 ROWS = 4
 PAGES = {1: 40, 4: 16, 16: 10, 64: 8}
-CI_EXAMPLES, SLOW_EXAMPLES = 2, 60
 STEPS = 50
+CI_EXAMPLES, SLOW_EXAMPLES = 5, 60
+CI_SEEDS = range(3, 20)
+"""Tried in turn until the sample is worth something: a few examples may be all alike."""
 
-_step_count = 0
+WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned"}
+WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "split"}
+"""What a sample must contain to have tested anything."""
 
 
 class KvCacheMachine(RuleBasedStateMachine):
     """One worker's KV under requests of every kind."""
 
-    def __init__(self, page_size: int, radix: bool) -> None:
+    def __init__(self, page_size: int, radix: bool, seen: Counter[str]) -> None:
         super().__init__()
         self.cache = tiny_cache(
             page_size, pages=PAGES[page_size], rows=ROWS, radix=radix, auditing=False
@@ -46,6 +53,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         self.model = KvModel(page_size, self.cache.num_slots, ROWS, radix)
         self.routers_view: set[int] = set()
         self.opened = 0
+        self.seen = seen
 
     # --- choices ----------------------------------------------------------------------------
     # Drawn from lists, because lists are sampled evenly; integers tend to be small.
@@ -94,6 +102,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         request = ModelRequest(kv, key, seed, shareable, inbound, prompt, [], 0, 0)
         self.model.opened(request)
         assert kv.prefix_len == request.protected < len(prompt)
+        self.seen["hit"] += kv.prefix_len > 0
         return request
 
     def _extend(self, request: ModelRequest, new_len: int) -> bool:
@@ -107,7 +116,9 @@ class KvCacheMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfSlots, match="KV slots needed"):
                 self.cache.extend(request.kv, new_len)
             assert self._frozen() == before
+            self.seen["out of slots"] += 1
             return False
+        self.seen["evicted"] += shortage > 0
         given = self.cache.extend(request.kv, new_len)
         self.model.evicted(tree_pages(self.cache), shortage)
         needed = self.model.slots_needed(request, new_len)
@@ -125,8 +136,10 @@ class KvCacheMachine(RuleBasedStateMachine):
         request.committed = new_len
 
     def _checkpoint(self, request: ModelRequest, up_to: int) -> None:
+        free = len(self.model.free)
         self.cache.checkpoint(request.kv, request.tokens[:up_to])
         self.model.checkpointed(request, up_to)
+        self.seen["duplicate"] += len(self.model.free) > free
 
     def _release(self, request: ModelRequest, publish: bool) -> None:
         tokens = request.tokens if publish else None
@@ -164,6 +177,40 @@ class KvCacheMachine(RuleBasedStateMachine):
         if self._extend(request, len(prompt)):
             self._compute(request, len(prompt))
         self._release(request, publish=True)
+
+    @precondition(lambda self: len(self.model.live) <= ROWS - 2)
+    @rule(data=st.data(), stays=st.booleans())
+    def race(self, data, stays):
+        """Two requests compute the same prompt; the second to publish finds duplicates."""
+        prompt = self._prompt(data)
+        pair = [self._open(prompt, ""), self._open(prompt, "")]
+        for request in pair:
+            if self._extend(request, len(prompt)):
+                self._compute(request, len(prompt))
+        for request in pair:
+            self._checkpoint(request, request.committed)
+        self._release(pair[0], publish=True)
+        if not stays:
+            self._release(pair[1], publish=False)
+
+    @precondition(lambda self: len(self.model.live) < ROWS)
+    @rule(data=st.data(), aborted=st.booleans())
+    def handoff(self, data, aborted):
+        """A prompt arrives in two chunks, or in one and the handoff is aborted."""
+        prompt = self._prompt(data)
+        request = self._open(prompt, "", inbound=True)
+        if not self._extend(request, len(prompt)):
+            self._release(request, publish=True)
+            return
+        self._compute(request, self._length(data, request.committed, len(prompt)))
+        if aborted:
+            self._release(request, publish=True)
+            return
+        self._compute(request, len(prompt))
+        self.cache.adopt(request.kv)
+        request.inbound = False
+        self._checkpoint(request, len(prompt))
+        self.seen["adopted"] += 1
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data())
@@ -218,6 +265,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from([r for r in self.model.live if not r.inbound]))
         self.cache.pin(request.kv)
         request.pins += 1
+        self.seen["pinned"] += request.committed > 0
 
     @precondition(lambda self: any(r.pins for r in self.model.live))
     @rule(data=st.data())
@@ -256,8 +304,8 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def ledger_holds(self):
-        global _step_count
-        _step_count += 1
+        self.seen["step"] += 1
+        self.seen["split"] += any(len(n.children) > 1 for n in self.cache.tree.nodes())
         self.cache.audit()
 
     @invariant()
@@ -319,35 +367,45 @@ class KvCacheMachine(RuleBasedStateMachine):
         assert self.cache.accounts().is_idle
 
 
-def _run(page_size: int, radix: bool, examples: int, *, fixed: bool) -> int:
-    """Run the machine; returns the steps taken."""
-    before = _step_count
+def _run(page_size: int, radix: bool, examples: int, seed: int | None) -> Counter[str]:
+    """Run the machine; returns what happened how often."""
+    seen: Counter[str] = Counter()
+
+    def machine() -> KvCacheMachine:
+        return KvCacheMachine(page_size, radix, seen)
+
     run_state_machine_as_test(
-        lambda: KvCacheMachine(page_size, radix),
+        machine if seed is None else hypothesis.seed(seed)(machine),
         settings=settings(
             max_examples=examples,
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
-            derandomize=fixed,
             phases=(Phase.generate, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         ),
     )
-    return _step_count - before
+    return seen
 
 
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_agrees_with_the_model(page_size, radix):
-    assert _run(page_size, radix, CI_EXAMPLES, fixed=True) >= 500 / 8
+    wanted = WORTH_SEEING if radix else WORTH_SEEING_WITHOUT_TREE
+    seen: Counter[str] = Counter()
+    for seed in CI_SEEDS:
+        seen += _run(page_size, radix, CI_EXAMPLES, seed)
+        if wanted <= set(seen):
+            break
+    assert set(seen) >= wanted
+    assert seen["step"] * 2 * len(PAGE_SIZES) >= 500
 
 
 @pytest.mark.slow
 def test_agrees_with_the_model_for_20000_steps():
-    steps = sum(
-        _run(page_size, radix, SLOW_EXAMPLES, fixed=False)
-        for page_size in PAGE_SIZES
-        for radix in (True, False)
-    )
-    assert steps >= 20_000
+    seen: Counter[str] = Counter()
+    for page_size in PAGE_SIZES:
+        for radix in (True, False):
+            seen += _run(page_size, radix, SLOW_EXAMPLES, seed=None)
+    assert seen["step"] >= 20_000
+    assert set(seen) >= WORTH_SEEING

@@ -273,3 +273,22 @@ def test_every_token_id_is_told_apart(token):
     assert filler.match(tokens_of([token, 1])).length == 2
     assert filler.match(tokens_of([token ^ 256, 1])).length == 0
     assert filler.match(tokens_of([token, 257])).length == 1
+
+
+def test_blocks_of_an_edge_that_begins_within_a_block_part_at_the_right_one(filler):
+    block = event_block_tokens(filler.page_size)
+    text = tokens_of(range(4 * block))
+    filler.insert(text[: filler.page_size])
+    filler.insert(text)
+    hashes = prompt_block_hashes(text, block, SHARED)
+    upper = filler.match(text[: 2 * block]).last_device_node
+    (lower,) = upper.children.values()
+    assert list(lower.block_hashes) == hashes[2:]
+
+
+def test_an_insert_of_a_broken_page_leaves_it_out(filler):
+    size = filler.page_size
+    _, slots = filler.insert(tokens_of(range(3 * size - 1)))
+    whole = (3 * size - 1) // size * size
+    assert filler.tree.evictable_size() == whole
+    assert filler.tree.evict(1).tolist() == slots[:whole].tolist()
