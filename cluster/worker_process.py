@@ -63,7 +63,7 @@ class WorkerProcess:
         """Load the model, start the threads and serve. Blocks for seconds."""
         self._loop_thread.start()
         step_loop, driver, parts = self._build()
-        info = self._await(self._serve(step_loop, driver))
+        info: WorkerInfo = self._await(self._serve(step_loop, driver))
         step_loop.start(parts)
         _log.info("worker serves", extra={"worker_id": info.worker_id, "address": info.address})
         return info

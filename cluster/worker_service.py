@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
 
-    Context = grpc.aio.ServicerContext
-
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """Translates between gRPC calls on the event loop and events of the engine thread."""
@@ -41,7 +39,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._step_loop = step_loop
 
     async def Generate(
-        self, request: worker.AttemptRequest, context: Context
+        self, request: worker.AttemptRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker.AttemptOutput]:
         """Run one attempt. The end of the call, however it comes, ends the attempt."""
         try:
@@ -64,7 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._step_loop.post(CancelAttempt(attempt.id, stream))
 
     async def KvEvents(
-        self, request: worker.KvEventsRequest, context: Context
+        self, request: worker.KvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker.KvEventBatch]:
         """Stream what the radix cache holds, a snapshot first."""
         subscription = _Subscription(asyncio.get_running_loop())
@@ -76,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._step_loop.post(Unsubscribe(subscription))
 
     async def Status(
-        self, request: worker.WorkerStatusRequest, context: Context
+        self, request: worker.WorkerStatusRequest, context: grpc.aio.ServicerContext
     ) -> worker.WorkerStatusResponse:
         """The engine thread's last snapshot; never waits for a step."""
         if not self._step_loop.is_alive():
@@ -124,6 +122,6 @@ class _Subscription:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
-async def _abort(context: Context, error: KvferryError) -> NoReturn:
+async def _abort(context: grpc.aio.ServicerContext, error: KvferryError) -> NoReturn:
     await context.abort(grpc.StatusCode[error.status.grpc], str(error))
     raise AssertionError("abort always raises")
