@@ -14,6 +14,8 @@ from engine.operators import native_kernels
 
 _LINEAR_TOKENS_MAX = 32
 """Longer inputs go to torch."""
+_PARALLEL_WORK_MIN = 2**18
+"""Multiplications below which handing out work costs more than it saves."""
 
 
 class NativeOperators:
@@ -30,7 +32,7 @@ class NativeOperators:
         rows = weight.shape[0]
         out = torch.empty(tokens, rows)
         arrays = inputs.numpy(), weight.numpy(), out.numpy()
-        if self._threads > 1:
+        if self._threads > 1 and tokens * weight.numel() >= _PARALLEL_WORK_MIN:
             native_kernels.linear_parallel(*arrays, self._threads)
         else:
             native_kernels.linear_part(*arrays, 0, rows)
