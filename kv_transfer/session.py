@@ -35,8 +35,10 @@ SESSION_OUTBOX_MAX = 8192
 of 3,000 tokens in chunks of 91 tokens are 2,100 headers."""
 
 _KEEPALIVE = (
-    ("grpc.keepalive_time_ms", 3000),
-    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 4000),
+    # What counts since gRPC has a timeout for every ping; its default is a minute.
+    ("grpc.http2.ping_timeout_ms", 4000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

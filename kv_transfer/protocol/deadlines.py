@@ -90,7 +90,7 @@ def build_deadlines(link_timeout_s: float) -> Deadlines:
 
 
 SESSION_SILENCE_MAX_S = 6.0
-"""gRPC keepalive: a ping after 3 s without traffic, lost after 3 s without its answer."""
+"""gRPC keepalive: a ping every 2 s, lost after 4 s without its answer."""
 
 
 def check_deadlines(table: Deadlines) -> None:
