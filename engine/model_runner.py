@@ -56,6 +56,9 @@ class ModelRunner:
 def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     if threads > 1:
+        # The one layer of Numba whose threads sleep while they wait: OpenMP's spin, and take the
+        # core from whoever would let them go on. It serves one thread per process: the engine's.
+        numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
         # Numba refuses more than the machine has.
         numba.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
 
