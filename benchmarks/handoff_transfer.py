@@ -142,7 +142,8 @@ class _Worker:
         self.clock = MonotonicClock()
         self.count = 0
         self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.loop_thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.loop_thread.start()
         self.driver = HandoffDriver(
             worker_id=WorkerId(f"worker-{rank}"),
             incarnation=(_SOURCE, _SINK)[rank],
@@ -174,6 +175,9 @@ class _Worker:
                     self.driver.close()
                     stopping = asyncio.run_coroutine_threadsafe(self._stop(), self.loop)
                     stopping.result(_WAIT_S)
+                    self.loop.call_soon_threadsafe(self.loop.stop)
+                    self.loop_thread.join(_WAIT_S)
+                    del self.raw_group
                     return
                 case _Command("raw", tokens):
                     self.end.send(self._raw(tokens * LAYOUT.bytes_per_token))

@@ -158,9 +158,14 @@ class _GlooEnd:
             _LOG.info("link ended", extra={"reason": reason})
         else:
             reason = "its thread returned"
+        # Operations keep the group alive: let go of them before the end is reported.
+        self._drop()
         self._failed(reason)
 
     def _serve(self) -> None:
+        raise NotImplementedError
+
+    def _drop(self) -> None:
         raise NotImplementedError
 
     def _await(self, flight: _InFlight) -> None:
@@ -213,6 +218,9 @@ class GlooSender(_GlooEnd):
                     raise LinkClosed(reason)
                 case _:
                     raise AssertionError(f"{order} at a sender")
+
+    def _drop(self) -> None:
+        self._in_flight.clear()
 
     def _post(self, group: Group, seq: int, payload: torch.Tensor) -> _InFlight:
         payload_tag, trailer_tag = _tags(seq)
@@ -282,6 +290,9 @@ class GlooReceiver(_GlooEnd):
                     raise LinkClosed(reason)
                 case order:
                     raise AssertionError(f"{order} at a receiver")
+
+    def _drop(self) -> None:
+        self._posted.clear()
 
     def _post(self, group: Group) -> None:
         """Post the next receive in sequence; any payload fits, for buffers are full size."""

@@ -6,10 +6,10 @@ step, which takes as long as a forward pass, delays neither.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from kv_transfer.events import (
-    LinkFailed,
     PayloadArrived,
     PayloadSent,
     ReceiverBuilt,
@@ -28,6 +28,29 @@ if TYPE_CHECKING:
     from kv_transfer.session import Session
 
 
+class LinkCensus:
+    """How many link ends of this worker have a thread. On the loop thread."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._changed = asyncio.Event()
+
+    def opened(self) -> None:
+        """A link's thread begins."""
+        self._open += 1
+
+    def ended(self) -> None:
+        """A link has reported its end."""
+        self._open -= 1
+        self._changed.set()
+
+    async def all_ended(self) -> None:
+        """Until no link has a thread."""
+        while self._open > 0:
+            self._changed.clear()
+            await self._changed.wait()
+
+
 class LinkIntake:
     """At most one link generation of a session; a newer one closes the one before."""
 
@@ -37,8 +60,10 @@ class LinkIntake:
         factory: LinkFactory,
         timeout_s: float,
         post: Callable[[object], None],
+        census: LinkCensus,
     ) -> None:
         self._session = session
+        self._census = census
         self._factory = factory
         self._timeout_s = timeout_s
         self._post = post
@@ -50,6 +75,8 @@ class LinkIntake:
     def open_sender(self, generation: int) -> None:
         """Start the source's end of a new generation."""
         store = self._begin(generation)
+        # Whatever the link itself will publish, the sink's end starts building now.
+        self._session.send(LinkRendezvous(generation, "begin", b""))
         reporter = _SenderReporter(self._session, generation, self._post)
         self._sender = self._factory.open_sender(generation, store, reporter)
         self._post(SenderBuilt(self._session, generation, self._sender))
@@ -65,6 +92,10 @@ class LinkIntake:
             case LinkDown():
                 if message.link_generation == self._generation:
                     self.close(f"the peer says: {message.reason}")
+
+    def ended(self) -> None:
+        """One of the generations has reported its end."""
+        self._census.ended()
 
     def close_generation(self, generation: int, reason: str) -> None:
         """End that generation if it is the one there is."""
@@ -85,6 +116,7 @@ class LinkIntake:
         assert generation > self._generation, "link generations only grow"
         self.close("a newer generation begins")
         self._generation = generation
+        self._census.opened()
         session = self._session
 
         def publish(key: str, value: bytes) -> None:
@@ -121,8 +153,7 @@ class _SenderReporter:
 
     def failed(self, reason: str) -> None:
         """The generation has ended: tell the peer and the engine."""
-        self._session.send(LinkDown(self._generation, reason))
-        self._post(LinkFailed(self._session, self._generation, reason))
+        self._session.link_ended(self._generation, reason)
 
 
 class _ReceiverReporter:
@@ -147,5 +178,4 @@ class _ReceiverReporter:
 
     def failed(self, reason: str) -> None:
         """The generation has ended: tell the peer and the engine."""
-        self._session.send(LinkDown(self._generation, reason))
-        self._post(LinkFailed(self._session, self._generation, reason))
+        self._session.link_ended(self._generation, reason)

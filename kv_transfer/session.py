@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
-from kv_transfer.events import MessageCame, SessionLost, SessionOpened
-from kv_transfer.intake import LinkIntake
+from kv_transfer.events import LinkFailed, MessageCame, SessionLost, SessionOpened
+from kv_transfer.intake import LinkCensus, LinkIntake
 from kv_transfer.protocol.errors import IllegalEvent
 from kv_transfer.protocol.messages import Chunk, Hello, LinkDown, LinkRendezvous, SessionMessage
 from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
@@ -85,6 +85,7 @@ class Session:
         post: Callable[[object], None],
         link_factory: LinkFactory,
         link_timeout_s: float,
+        link_census: LinkCensus,
     ) -> None:
         """`expected`: the source's incarnation where we are the sink; None where we serve."""
         self.state = SessionState.CONNECTING
@@ -97,7 +98,7 @@ class Session:
         self._outbox: asyncio.Queue[SessionMessage] = asyncio.Queue()
         self._closing = asyncio.Event()
         self._close_reason = "closed here"
-        self._links = LinkIntake(self, link_factory, link_timeout_s, post)
+        self._links = LinkIntake(self, link_factory, link_timeout_s, post, link_census)
 
     # --- any thread ---
 
@@ -116,6 +117,12 @@ class Session:
     def close_link(self, generation: int, reason: str) -> None:
         """End that link generation."""
         self._on_loop(self._links.close_generation, generation, reason)
+
+    def link_ended(self, generation: int, reason: str) -> None:
+        """A link generation has ended: tell the peer and the engine."""
+        self.send(LinkDown(generation, reason))
+        self._post(LinkFailed(self, generation, reason))
+        self._on_loop(self._links.ended)
 
     # --- loop thread ---
 

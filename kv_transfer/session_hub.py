@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import grpc
 
+from kv_transfer.intake import LinkCensus
 from kv_transfer.session import SESSION_CHANNEL_OPTIONS, MessageStream, Session
-from kvferry.limits import SESSION_CONNECT_TIMEOUT_S
+from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, STOP_TIMEOUT_S
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from kvferry.generation import PrefillSource
     from kvferry.ids import Incarnation
     from kvferry.rpc.v1 import handoff_pb2 as pb
+
+_LOG = logging.getLogger(__name__)
 
 
 class SessionHub:
@@ -39,6 +43,7 @@ class SessionHub:
         self._link_timeout_s = link_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
+        self._census = LinkCensus()
         self._closed = False
 
     def connect(self, source: PrefillSource) -> Session:
@@ -62,9 +67,17 @@ class SessionHub:
             self._loop.call_soon_threadsafe(self._close_all, reason)
 
     async def wait_closed(self) -> None:
-        """On the loop: until every session that this worker opened has ended."""
+        """On the loop: until the opened sessions and all link threads have ended, or time is up.
+
+        A thread that is still inside torch while the interpreter ends would abort the process.
+        """
         while self._tasks:
             await asyncio.wait(set(self._tasks))
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._census.all_ended()
+        except TimeoutError:
+            _LOG.warning("a link is held by its peer; leaving it behind")
 
     def _new_session(self, expected: Incarnation | None) -> Session:
         return Session(
@@ -74,6 +87,7 @@ class SessionHub:
             post=self._post,
             link_factory=self._link_factory,
             link_timeout_s=self._link_timeout_s,
+            link_census=self._census,
         )
 
     def _close_all(self, reason: str) -> None:

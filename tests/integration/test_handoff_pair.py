@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kv_transfer.events import MessageCame
+from kv_transfer.memory_link import MemoryLinkFactory
 from kv_transfer.protocol.messages import Credit
-from kvferry.errors import ErrorKind, HandoffFailed, Overloaded
+from kvferry.config import HandoffConfig
+from kvferry.errors import ConfigError, ErrorKind, HandoffFailed, Overloaded
 from kvferry.generation import OutputToken, TokenLogprobs
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
@@ -285,3 +287,42 @@ def test_payloads_of_an_aborted_handoff_never_reach_reused_slots(pair):
 def _has_credit(pair) -> bool:
     (peer,) = pair.prefill.driver._source._peers.values()
     return peer.link is not None and peer.link.core.credits == 3
+
+
+class Corrupting:
+    """A link factory whose receivers flip one bit of each payload."""
+
+    def __init__(self, factory) -> None:
+        self._factory = factory
+
+    def open_sender(self, generation, store, listener):
+        return self._factory.open_sender(generation, store, listener)
+
+    def open_receiver(self, generation, store, listener):
+        arrived = listener.arrived
+
+        def corrupt(seq, buffer, payload):
+            payload[3] ^= 1
+            arrived(seq, buffer, payload)
+
+        listener.arrived = corrupt
+        return self._factory.open_receiver(generation, store, listener)
+
+
+def test_a_flipped_bit_is_never_success():
+    layout = small_layout()
+    factory = Corrupting(MemoryLinkFactory(3, 8 * layout.bytes_per_token))
+    pair = HandoffPair(layout=layout, link_factory=factory)
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.serve(key)
+    pair.until(lambda: key in pair.decode.sink.errors and key in pair.prefill.source.ends)
+    assert "checksum" in str(pair.decode.sink.errors[key])
+    assert pair.decode.driver.counters["checksum_errors"] == 1
+    pair.assert_idle()
+    pair.close()
+
+
+def test_a_staging_buffer_must_hold_one_token():
+    with pytest.raises(ConfigError, match=r"handoff\.staging_buffer_bytes"):
+        HandoffPair(config=HandoffConfig(staging_buffer_bytes=16))

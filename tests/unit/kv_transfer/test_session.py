@@ -1,0 +1,134 @@
+"""A session over a fake stream: greeting, order, bounds, and its one end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from kv_transfer import session as session_module
+from kv_transfer.events import MessageCame, SessionLost, SessionOpened
+from kv_transfer.intake import LinkCensus
+from kv_transfer.memory_link import MemoryLinkFactory
+from kv_transfer.protocol.messages import Busy, Hello
+from kv_transfer.protocol.states import SessionState
+from kv_transfer.session import Session
+from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.ids import Incarnation, WorkerId
+from kvferry.rpc.v1 import handoff_pb2 as pb
+from tests.support.handoff_cores import KEY
+
+OURS = Hello(WorkerId("here"), Incarnation(1), "layout")
+THEIRS = Hello(WorkerId("there"), Incarnation(2), "layout")
+
+
+class FakeStream:
+    """The peer is a list of messages, then silence or the end."""
+
+    def __init__(self, *incoming, is_open=False, reads_nothing=False) -> None:
+        self.incoming = [message_to_wire(message) for message in incoming]
+        self.is_open = is_open
+        self.reads_nothing = reads_nothing
+        self.written = []
+
+    async def read(self):
+        if self.incoming:
+            return self.incoming.pop(0)
+        if self.is_open:
+            await asyncio.Event().wait()
+        return grpc.aio.EOF
+
+    async def write(self, message) -> None:
+        if self.reads_nothing and self.written:
+            await asyncio.Event().wait()
+        self.written.append(message_from_wire(message))
+
+
+def converse(stream, act=None):
+    """Run a session to its end; what it posted."""
+    events = []
+
+    async def go():
+        session = Session(
+            OURS,
+            expected=THEIRS.incarnation,
+            loop=asyncio.get_running_loop(),
+            post=events.append,
+            link_factory=MemoryLinkFactory(1, 64),
+            link_timeout_s=1.0,
+            link_census=LinkCensus(),
+        )
+        running = asyncio.create_task(session.run(stream))
+        await asyncio.sleep(0)
+        if act is not None:
+            act(session)
+        await asyncio.wait_for(running, 5)
+        return session
+
+    session = asyncio.run(go())
+    assert session.state is SessionState.LOST
+    assert isinstance(events[-1], SessionLost)
+    assert sum(isinstance(event, SessionLost) for event in events) == 1
+    return events
+
+
+def test_greets_first_and_posts_in_order():
+    stream = FakeStream(THEIRS, Busy(KEY))
+    opened, message, lost = converse(stream)
+    assert stream.written[0] == OURS
+    assert isinstance(opened, SessionOpened)
+    assert opened.peer == THEIRS
+    assert isinstance(message, MessageCame)
+    assert message.message == Busy(KEY)
+    assert "ended the session" in lost.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ((), "without a greeting"),
+        ((Busy(KEY),), "began with Busy"),
+        ((Hello(WorkerId("there"), Incarnation(3), "layout"),), "incarnation 3"),
+        ((Hello(WorkerId("there"), Incarnation(2), "other"),), "KV layout other"),
+    ],
+)
+def test_a_wrong_greeting_ends_it_before_it_opened(first, reason):
+    (lost,) = converse(FakeStream(*first))
+    assert reason in lost.reason
+
+
+def test_a_silent_peer_ends_it_in_time(monkeypatch):
+    monkeypatch.setattr(session_module, "SESSION_CONNECT_TIMEOUT_S", 0.02)
+    (lost,) = converse(FakeStream(is_open=True))
+    assert "no greeting within 0.02 s" in lost.reason
+
+
+def test_a_message_of_no_known_kind_ends_it():
+    stream = FakeStream(THEIRS)
+    stream.incoming.append(pb.HandoffMessage())
+    assert "kind None" in converse(stream)[-1].reason
+
+
+def test_messages_are_written_in_order_and_close_ends_it():
+    stream = FakeStream(THEIRS, is_open=True)
+    sent = [Busy(KEY)] * 3
+
+    def act(session):
+        for message in sent:
+            session.send(message)
+        asyncio.get_running_loop().call_later(0.05, session.close, "enough")
+
+    assert converse(stream, act)[-1].reason == "enough"
+    assert stream.written == [OURS, *sent]
+
+
+def test_a_peer_that_does_not_read_is_given_up(monkeypatch):
+    monkeypatch.setattr(session_module, "SESSION_OUTBOX_MAX", 5)
+    stream = FakeStream(THEIRS, is_open=True, reads_nothing=True)
+
+    def act(session):
+        for _ in range(20):
+            session.send(Busy(KEY))
+
+    assert "unread" in converse(stream, act)[-1].reason
