@@ -52,6 +52,8 @@ class LlamaDecoder:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool) -> torch.Tensor:
         """Write K/V of every token to its slot; logits float32 [R, vocab] at `logits_at`."""
+        # Native kernels read the table without looking at its end.
+        assert int(batch.positions.max()) < len(self._rope), "a position beyond the model's context"
         ops, eps = self._operators, self._spec.rms_eps
         plan = self._attention.plan(batch.attention)
         residual = self._embedding[batch.token_ids]
