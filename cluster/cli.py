@@ -180,6 +180,8 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
+    if not arguments.prompt:
+        raise InvalidInput("prompt", "must not be empty")
     with Client(arguments.address) as client:
         console.generate(
             client,

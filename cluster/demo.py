@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvferry.config import ClusterConfig
 
 _FIRST = "What is the capital of France? Answer in one sentence."
-_FOLLOW_UP = "And which river flows through it?"
+_FOLLOW_UP = "What is it famous for?"
 _TOKENS_MAX = 64
 _IDLE_TIMEOUT_S = 5.0
 _POLL_S = 0.1

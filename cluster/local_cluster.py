@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import ray_runtime
+from cluster.client import Client
 from cluster.cluster_state import Phase
 from cluster.members import cpus_wanted, members_of
 from cluster.process_census import ProcessEntry, kill_all, processes_of
@@ -79,7 +80,9 @@ class LocalCluster:
         cpus = max(cpus_wanted(specs), float(os.cpu_count() or 1))
         ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
         self._supervisor = ray_runtime.start_supervisor(to_mapping(self.config))
-        return self._wait_until_complete(self._supervisor)
+        view = self._wait_until_complete(self._supervisor)
+        self._wait_until_reachable(view)
+        return view
 
     @property
     def address(self) -> str:
@@ -148,6 +151,20 @@ class LocalCluster:
                 )
             view = supervisor.wait_for_change(view.changes, timeout_s=1.0)
         return view
+
+    def _wait_until_reachable(self, view: ClusterView) -> None:
+        """A router learns of workers a moment later; until then it would do without them."""
+        deadline = self._clock.now() + WORKER_START_TIMEOUT_S
+        with Client(view.routers[0].address) as client:
+            while True:
+                workers = client.cluster_status().workers
+                reachable = {entry.worker_id for entry in workers if entry.reachable}
+                missing = {entry.worker_id for entry in view.membership.workers} - reachable
+                if not missing:
+                    return
+                if self._clock.now() > deadline:
+                    raise DeadlineExceeded(f"the router does not reach {', '.join(missing)}")
+                time.sleep(_POLL_S)
 
     def _end_processes(self) -> StopReport:
         """Wait for what is ending, then use force. Zombies count as ended."""

@@ -50,6 +50,7 @@ def test_a_wrong_command_line_ends_with_2_and_says_why(arguments, expected, caps
         (["serve", "--model.dtype", "int3"], "must be one of"),
         (["serve", "--config", "/nowhere/kvferry.yaml"], "cannot read"),
         (["generate", "hello", "--seed", "-1"], "sampling"),
+        (["generate", ""], "prompt: must not be empty"),
     ],
 )
 def test_a_wrong_setting_ends_with_2_and_one_line(arguments, expected, capsys):
