@@ -74,7 +74,8 @@ class SessionHub:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            # Half of what stopping a worker may take: the rest of it has to end as well.
+            async with asyncio.timeout(STOP_TIMEOUT_S / 2):
                 await self._census.all_ended()
         except TimeoutError:
             _LOG.warning("a link is held by its peer; leaving it behind")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from kv_transfer import session_hub
 from kv_transfer.events import MessageCame
 from kv_transfer.memory_link import MemoryLinkFactory
 from kv_transfer.protocol.messages import Credit
 from kvferry.config import HandoffConfig
 from kvferry.errors import ConfigError, ErrorKind, HandoffFailed, Overloaded
 from kvferry.generation import OutputToken, TokenLogprobs
+from kvferry.ids import Incarnation
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
     NO_KEY,
@@ -217,6 +221,18 @@ def test_another_incarnation_is_refused(pair):
     assert not restarted.source.prompts
 
 
+@pytest.mark.parametrize("side", ["source_incarnation", "sink_incarnation"])
+def test_a_key_that_names_another_incarnation_is_refused(pair, side):
+    key = dataclasses.replace(pair.key("r1"), **{side: Incarnation(999)})
+    pair.decode.sink.prompts[key] = prompt_of(9)
+    source = pair.prefill.as_source()
+    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), NO_KEY)
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "3e7" in str(pair.decode.sink.errors[key])
+    assert not pair.prefill.source.prompts
+    pair.assert_idle()
+
+
 def test_another_layout_is_refused_before_anything_moves():
     pair = HandoffPair(layout=small_layout(4), sink_layout=small_layout(16))
     key = pair.fetch("r1", prompt_of(20))
@@ -227,7 +243,8 @@ def test_another_layout_is_refused_before_anything_moves():
     pair.close()
 
 
-def test_an_unreachable_source_fails_within_the_deadline(pair):
+def test_an_unreachable_source_fails_within_the_deadline(pair, monkeypatch):
+    monkeypatch.setattr(session_hub, "SESSION_CONNECT_TIMEOUT_S", 0.2)
     pair.prefill.stop_server()
     key = pair.fetch("r1", prompt_of(9))
     pair.until(lambda: key in pair.decode.sink.errors)
