@@ -227,7 +227,7 @@ class HandoffDriver:
         return HandoffServicer(self._hub)
 
     async def wait_closed(self) -> None:
-        """Until every session that this worker opened has ended. After `close`."""
+        """Until the sessions it opened and all link threads have ended. After `close` or `stop`."""
         await self._hub.wait_closed()
 
     # --- inside ---

@@ -12,7 +12,7 @@ from kv_transfer.events import MessageCame
 from kv_transfer.memory_link import MemoryLinkFactory
 from kv_transfer.protocol.messages import Credit
 from kvferry.config import HandoffConfig
-from kvferry.errors import ConfigError, ErrorKind, HandoffFailed, Overloaded
+from kvferry.errors import ConfigError, ErrorKind, HandoffFailed, InvalidInput, Overloaded
 from kvferry.generation import OutputToken, TokenLogprobs
 from kvferry.ids import Incarnation
 from kvferry.sampling import SamplingParams
@@ -343,3 +343,33 @@ def test_a_flipped_bit_is_never_success():
 def test_a_staging_buffer_must_hold_one_token():
     with pytest.raises(ConfigError, match=r"handoff\.staging_buffer_bytes"):
         HandoffPair(config=HandoffConfig(staging_buffer_bytes=16))
+
+
+def test_a_prompt_that_can_never_fit_the_sink_ends_both_sides(pair, monkeypatch):
+    def refuse(key, prompt_tokens):
+        raise InvalidInput("prompt", "longer than the context")
+
+    monkeypatch.setattr(pair.decode.sink, "reserve", refuse)
+    key = pair.fetch("r1", prompt_of(20))
+    source = pair.prefill.source
+    pair.until(lambda: key in source.queue)
+    source.schedule(key)
+    pair.until(lambda: key in source.ends and key in pair.decode.sink.errors)
+    assert "longer than the context" in source.ends[key]
+    pair.assert_idle()
+
+
+def test_calls_of_a_host_after_the_end_are_counted_and_change_nothing(pair):
+    key = pair.fetch("r1", prompt_of(20))
+    source = pair.prefill.source
+    pair.until(lambda: key in source.queue)
+    pair.decode.sink.abort(key, "gone")
+    pair.until(lambda: key in source.ends)
+    kv = pair.prefill.kv_cache.open("late", prompt_of(20), NO_KEY)
+    pair.prefill.driver.scheduled(key, kv, 0)
+    pair.prefill.driver.computed(key, 20)
+    pair.decode.driver.abort_fetch(key, "again")
+    assert kv.pins == 0
+    assert pair.prefill.driver.counters["late_calls"] == 2
+    pair.prefill.kv_cache.release(kv, None)
+    pair.assert_idle()
