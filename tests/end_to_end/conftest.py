@@ -15,7 +15,7 @@ from tests.support.reference import Reference, ReferenceAnswer
 if TYPE_CHECKING:
     from pathlib import Path
 
-ANSWER_TOKENS = 12
+ANSWER_TOKENS = 8
 
 
 @pytest.fixture(scope="session")
