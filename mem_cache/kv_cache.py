@@ -85,13 +85,15 @@ class KVCache:
         """Give a request its row, with the cached prefix of `token_ids` locked and written to it.
 
         At most `len(token_ids) - 1` tokens are matched: the last one must be computed for its
-        logits. Raises `OutOfRows`, with nothing changed.
+        logits. An inbound request may match all: its source has computed them. Raises
+        `OutOfRows`, with nothing changed.
         """
         if self.rows.num_free == 0:
             raise OutOfRows(1, self.oom_report())
         kv = RequestKV(request_id, extra_key, self.tree.root, shareable, inbound)
         if shareable:
-            match = self.tree.match_prefix(token_ids[: max(0, len(token_ids) - 1)], extra_key)
+            limit = len(token_ids) if inbound else max(0, len(token_ids) - 1)
+            match = self.tree.match_prefix(token_ids[:limit], extra_key)
             # Locked before anything else may evict: a matched node is only borrowed.
             kv.last_node = match.last_device_node
         self.tree.lock(kv.last_node)

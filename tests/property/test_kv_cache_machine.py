@@ -101,7 +101,7 @@ class KvCacheMachine(RuleBasedStateMachine):
         seed = extra if shareable else name
         request = ModelRequest(kv, key, seed, shareable, inbound, prompt, [], 0, 0)
         self.model.opened(request)
-        assert kv.prefix_len == request.protected < len(prompt)
+        assert kv.prefix_len == request.protected <= len(prompt) - (not inbound)
         self.seen["hit"] += kv.prefix_len > 0
         return request
 

@@ -159,10 +159,7 @@ class RecordingSink:
             return None
         cache, prompt = self._worker.kv_cache, self.prompts[key]
         try:
-            # One token more than the prompt: the prompt's own last token may come from the cache,
-            # for its logits are the source's business.
-            longer = np.append(prompt, np.int32(0))
-            kv = cache.open(str(key), longer, NO_KEY, inbound=True)
+            kv = cache.open(str(key), prompt, NO_KEY, inbound=True)
         except OutOfRows:
             return None
         try:

@@ -88,10 +88,12 @@ class KvModel:
 
     # --- what requests do -------------------------------------------------------------------
 
-    def hit_pages(self, extra_key: ExtraKey, tokens: TokenIds) -> list[PageKey]:
-        """Leading pages that are published, of all but the last token."""
+    def hit_pages(
+        self, extra_key: ExtraKey, tokens: TokenIds, *, inbound: bool = False
+    ) -> list[PageKey]:
+        """Leading pages that are published; of all but the last token, unless it is inbound."""
         hits: list[PageKey] = []
-        for page in self.pages_of(extra_key, tokens, len(tokens) - 1):
+        for page in self.pages_of(extra_key, tokens, len(tokens) - (not inbound)):
             if page not in self.published:
                 break
             hits.append(page)
@@ -99,7 +101,9 @@ class KvModel:
 
     def opened(self, request: ModelRequest) -> None:
         """A request got its row and locked its prefix."""
-        hits = self.hit_pages(request.extra_key, request.tokens) if request.shareable else []
+        hits: list[PageKey] = []
+        if request.shareable:
+            hits = self.hit_pages(request.extra_key, request.tokens, inbound=request.inbound)
         self._touch(hits)
         request.slots = [slot for page in hits for slot in self.published[page]]
         request.committed = request.protected = len(request.slots)

@@ -207,3 +207,19 @@ def test_adopted_answer_of_one_token_ends_at_once() -> None:
     assert bench.recorder.ends == {"r": FinishReason.LENGTH}
     bench.assert_idle()
     assert bench.kv_cache.accounts().evictable == 20
+
+
+@PAGE_SIZES
+def test_sink_may_hit_the_whole_prompt(page_size: int) -> None:
+    bench = EngineBench(page_size=page_size)
+    prompt = _prompt(3, 64)
+    bench.submit("first", prompt)
+    bench.run()
+    again = bench.request("again", prompt)
+    assert bench.engine.reserve_inbound(again)
+    assert again.kv.committed_len == 64
+    bench.kv_cache.adopt(again.kv)
+    bench.engine.adopt(again, OutputToken(answer(prompt, 1)[0]))
+    bench.run()
+    assert [answer(prompt, 1)[0], *bench.recorder.tokens["again"]] == answer(prompt, 8)
+    bench.assert_idle()
