@@ -397,13 +397,13 @@ class SinkSide:
 
     def _usage(self, handoff: _Incoming) -> AttemptUsage:
         core = handoff.core
-        assert core.granted_at is not None
+        assert core.first_token_at is not None
         return AttemptUsage(
             prefill_hit_tokens=core.hit_tokens,
             decode_hit_tokens=core.resume_at,
             moved_tokens=handoff.moved_tokens,
             moved_bytes=handoff.moved_bytes,
-            handoff_ms=1000 * (self._now() - core.granted_at),
+            handoff_ms=1000 * (self._now() - core.first_token_at),
         )
 
     # --- inside ---

@@ -67,6 +67,8 @@ class AttemptUsage:
     moved_tokens: int = 0
     moved_bytes: int = 0
     handoff_ms: float = 0.0
+    """From the first token's arrival to the commit of the last chunk: what decoding waited for.
+    Chunks that travelled while the prompt was computed cost nobody anything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,10 +68,9 @@ class SinkCore:
         self.chunks_scattered = 0
         self.link_generation: int | None = None
         """The generation that carries the chunks; None before the first."""
-        self.granted_at: float | None = None
+        self.first_token_at: float | None = None
         self.duplicates = 0
         self._layout_hash = layout_hash
-        self._has_first_token = False
         self._deadlines = deadlines.sink
         self._deadline_at = now_s + self._deadlines[SinkState.REQUESTED].timeout_s
         self._busy_until: float | None = None
@@ -83,7 +82,6 @@ class SinkCore:
         assert 0 <= resume_at <= self.prompt_tokens
         self._advance(SinkEvent.RESERVED, now_s)
         self.resume_at = self.announced_tokens = resume_at
-        self.granted_at = now_s
         return (Send(Grant(self.key, resume_at)),)
 
     def refused(self, now_s: float) -> Effects:
@@ -151,10 +149,10 @@ class SinkCore:
         return _NOTHING
 
     def _on_first_token(self, message: FirstToken, now_s: float) -> Effects:
-        if self._has_first_token and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):
+        if self.first_token_at is not None and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):
             return _NOTHING
         self._advance(SinkEvent.FIRST_TOKEN, now_s)
-        self._has_first_token = True
+        self.first_token_at = now_s
         return (DeliverFirstToken(message.token),)
 
     def _on_complete(self, message: Complete, now_s: float) -> Effects:
@@ -162,10 +160,11 @@ class SinkCore:
             return _NOTHING
         counts = (message.tokens, message.chunks)
         ours = (self.announced_tokens, self.chunks_announced)
-        if counts != ours or message.tokens != self.prompt_tokens or not self._has_first_token:
+        has_token = self.first_token_at is not None
+        if counts != ours or message.tokens != self.prompt_tokens or not has_token:
             raise BadMessage(
                 f"{self.key}: complete with (tokens, chunks) {counts}, here {ours}"
-                f" of {self.prompt_tokens}, first token here: {self._has_first_token}"
+                f" of {self.prompt_tokens}, first token here: {has_token}"
             )
         self._advance(SinkEvent.COMPLETE, now_s)
         return self._settle(now_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,11 +11,13 @@ from engine.engine import Engine
 from engine.request import Request
 from kvferry.clock import ManualClock
 from kvferry.config import CacheConfig, SchedulerConfig
-from kvferry.generation import FinishReason, OutputToken
 from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from mem_cache.factory import assemble_kv_cache
 from tests.support.digest_model import EOS, DigestRunner, digest_layout
+
+if TYPE_CHECKING:
+    from kvferry.generation import FinishReason, OutputToken
 
 
 @dataclass(eq=False)
