@@ -7,6 +7,7 @@ Starts in a second, so that many configurations can be tried. Processes that die
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,9 @@ class InProcessCluster:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+        # Engine, driver and roles refer to one another: give hundreds of MB of KV back now.
+        self.workers.clear()
+        gc.collect()
 
     def generate(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> Answer:
         """Answer one prompt, greedily unless told otherwise."""
