@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _STATUS_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 1.0
 
 
 class CallFailed(Exception):
@@ -79,6 +80,14 @@ class Client:
 
     def _failure(self, error: grpc.RpcError) -> CallFailed:
         code, details = error.code(), error.details()
-        if code is grpc.StatusCode.UNAVAILABLE and "connect" in (details or "").lower():
+        if code is grpc.StatusCode.UNAVAILABLE and not self._is_connected():
             return CallFailed(f"no kvferry cluster answers at {self._address}; `make serve` it")
         return CallFailed(f"{code.name}: {details}")
+
+    def _is_connected(self) -> bool:
+        """Whether the router answers at all: its own UNAVAILABLE speaks of a worker."""
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=_CONNECT_TIMEOUT_S)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
