@@ -88,8 +88,8 @@ class Intake:
         """None: see `tick`."""
         return None
 
-    def after_step(self) -> None:
-        """Send this turn's tokens."""
+    def flush(self) -> None:
+        """Send the tokens and ends that were made since the last call."""
         self._outbox.flush()
 
     def stop(self, error: KvferryError) -> None:

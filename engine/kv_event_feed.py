@@ -80,8 +80,8 @@ class KvEventFeed:
         """Nothing here has a deadline."""
         return None
 
-    def after_step(self) -> None:
-        """Publish what the cache stored and removed in this turn."""
+    def flush(self) -> None:
+        """Publish what the cache stored and removed since the last call."""
         self._publish_changes()
 
     def stop(self, error: KvferryError) -> None:

@@ -27,7 +27,8 @@ class LoopPart(Protocol):
 
     handle: called for each event from the inbox, until one part says it was its own.
     tick: called at least every `ENGINE_IDLE_WAIT_S` and after each batch of events.
-    after_step: called once per turn of the loop; what was gathered is sent off here.
+    flush: called before and after each step; what was gathered is sent off here. Before, so that
+        a token that came with a handoff does not wait for the step it makes possible.
     stop: called once, with the reason, when the loop ends. The process ends with it, so this
         tells those outside and leaves the KV alone, which may be in any state after a fault.
     """
@@ -44,8 +45,8 @@ class LoopPart(Protocol):
         """When `tick` has something to do, on the loop's clock; None when it has not."""
         ...
 
-    def after_step(self) -> None:
-        """Send off what this turn produced."""
+    def flush(self) -> None:
+        """Send off what was produced since the last call."""
         ...
 
     def stop(self, error: KvferryError) -> None:
@@ -140,12 +141,17 @@ class StepLoop:
                 raise AssertionError(f"no part takes {event!r}")
         for part in self._parts:
             part.tick()
+        self._flush()
         self._computed = self._engine.step()
+        if self._computed:
+            self._flush()
+        self._last_turn_s = self._clock.now()
+
+    def _flush(self) -> None:
         # Before the news leave: who has read the end of a request finds the accounts without it.
         self.snapshot = self._take_snapshot()
         for part in self._parts:
-            part.after_step()
-        self._last_turn_s = self._clock.now()
+            part.flush()
 
     def _drain(self) -> list[object]:
         """All events that are there; waits for the first one if the last step had nothing to do.
@@ -174,7 +180,7 @@ class StepLoop:
         for part in self._parts:
             part.stop(error)
         for part in self._parts:
-            part.after_step()
+            part.flush()
 
     def _take_snapshot(self) -> EngineSnapshot:
         scheduler = self._engine.scheduler

@@ -206,7 +206,7 @@ class HandoffDriver:
         """Measured rate of the links on which this worker sends; 0 before the first payload."""
         return self._source.link_bytes_per_s
 
-    def after_step(self) -> None:
+    def flush(self) -> None:
         """Nothing is gathered: messages and payloads leave as they are made."""
 
     def stop(self, error: KvferryError) -> None:

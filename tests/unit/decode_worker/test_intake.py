@@ -116,7 +116,7 @@ class Bench:
             assert last is not None
             return ids, last
 
-        self.intake.after_step()
+        self.intake.flush()
         return self.loop.run_until_complete(collect())
 
 

@@ -58,7 +58,7 @@ def _answer(bench: EngineBench, feed: KvEventFeed, number: int, length: int = 40
     prompt = np.random.default_rng(number).integers(10, 200, length).tolist()
     bench.submit(f"r{number}", prompt)
     bench.run()
-    feed.after_step()
+    feed.flush()
     return prompt
 
 
@@ -108,7 +108,7 @@ def test_reader_that_falls_behind_converges_by_one_snapshot() -> None:
         _answer(bench, feed, number)
     assert len(reader.batches) == 1
     reader.backlog = 0
-    feed.after_step()
+    feed.flush()
     assert [batch.snapshot for batch in reader.batches] == [True, True]
     assert reader.batches[-1].sequence == 1
     assert reader.blocks == set(bench.kv_cache.snapshot_blocks())

@@ -50,7 +50,7 @@ class Part:
     def next_deadline(self) -> float | None:
         return None
 
-    def after_step(self) -> None:
+    def flush(self) -> None:
         self.turns += 1
 
     def stop(self, error: KvferryError) -> None:
@@ -111,3 +111,21 @@ def test_stop_tells_the_parts_once() -> None:
     bench.loop.stop()
     assert len(bench.part.stopped) == 1
     assert not bench.loop.is_alive()
+
+
+def test_news_leave_before_the_step_they_make_possible() -> None:
+    bench = Bench()
+    order: list[str] = []
+    original = bench.engine_bench.engine.step
+
+    def step() -> bool:
+        order.append("step")
+        return original()
+
+    bench.engine_bench.engine.step = step
+    bench.part.flush = lambda: order.append("flush")
+    bench.loop.post(lambda: order.append("event"))
+    wait_until("turned", lambda: "event" in order and order[-1] == "step", 5)
+    bench.loop.stop()
+    first = order.index("event")
+    assert order[first : first + 3] == ["event", "flush", "step"]
