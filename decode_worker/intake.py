@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.request import Request, Stage
 from kv_transfer.protocol.key import HandoffKey
-from kvferry.errors import DuplicateRequest, KvferryError, RequestCancelled
+from kvferry.errors import DuplicateRequest, KvferryError, Overloaded, RequestCancelled
 from kvferry.generation import (
     AttemptFinish,
     AttemptOutput,
@@ -108,7 +108,11 @@ class Intake:
         return request.kv
 
     def first_token(self, key: HandoffKey, token: OutputToken) -> None:
-        """Stream the source's token at once; the rest of the KV may still be on its way."""
+        """Stream the source's token at once; the rest of the KV may still be on its way.
+
+        Raises `InvalidInput` for what is no token of the model.
+        """
+        self._engine.check_token(token.token_id)
         entry = self._by_key[key]
         entry.first = token
         self._outbox.put(entry.stream, AttemptOutput((token,)))
@@ -154,6 +158,14 @@ class Intake:
         if attempt.id in self._attempts:
             self._outbox.put(stream, DuplicateRequest(str(attempt.id)))
             return
+        try:
+            # Before anything is made of it: sizes follow from these numbers.
+            self._engine.check_input(attempt.prompt, attempt.sampling)
+            if len(self._attempts) >= self._engine.attempts_max:
+                raise Overloaded(f"{len(self._attempts)} requests are in this worker", 1.0)
+        except KvferryError as error:
+            self._outbox.put(stream, error)
+            return
         request = Request(
             id=attempt.id,
             prompt=attempt.prompt,
@@ -165,7 +177,6 @@ class Intake:
         entry = _Attempt(request, stream)
         self._attempts[attempt.id] = entry
         try:
-            self._engine.check_input(attempt.prompt, attempt.sampling)
             if attempt.source is None:
                 self._engine.submit(request)
             else:

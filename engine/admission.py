@@ -27,8 +27,10 @@ class Admission:
 
     def check_fits_alone(self, request: Request) -> None:
         """Raise `InvalidInput` for a request that an empty worker could not hold."""
-        capacity = min(self._kv_cache.num_slots, self._kv_cache.context_length)
-        if self._rounded(request.kv_len_max) > capacity:
+        cache, longest = self._kv_cache, request.kv_len_max
+        capacity = min(cache.num_slots, cache.context_length)
+        # Slots come in whole pages; the context is counted in tokens.
+        if longest > cache.context_length or self._rounded(longest) > cache.num_slots:
             raise InvalidInput(
                 "max_tokens",
                 f"prompt of {request.prompt_len} tokens and answer of up to "

@@ -38,8 +38,14 @@ class Engine:
         self.scheduler = Scheduler(kv_cache, config)
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
+        self._config = config
         self._runner = runner
         self._clock = clock
+
+    @property
+    def attempts_max(self) -> int:
+        """Requests a worker takes on at once, whoever computes their prompts."""
+        return self._config.running_max + self._config.queue_max
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -48,12 +54,19 @@ class Engine:
 
     def check_input(self, prompt: TokenIds, sampling: SamplingParams) -> None:
         """Raise `InvalidInput` for what would break a step. Routers check too, peers may not."""
-        vocab_size = self._runner.spec.vocab_size
+        vocab_size, context_length = self._runner.spec.vocab_size, self.kv_cache.context_length
         if len(prompt) == 0:
             raise InvalidInput("prompt", "is empty")
         if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
             raise InvalidInput("prompt", f"has token ids outside 0..{vocab_size - 1}")
         sampling.validate(vocab_size)
+        if sampling.max_tokens > context_length:
+            raise InvalidInput("max_tokens", f"is more than the context of {context_length}")
+
+    def check_token(self, token_id: int) -> None:
+        """Raise `InvalidInput` for a token that a peer chose and the model does not have."""
+        if not 0 <= token_id < self._runner.spec.vocab_size:
+            raise InvalidInput("first_token", f"{token_id} is no token of this model")
 
     def submit(self, request: Request) -> None:
         """Queue a request whose prompt is computed here. Raises `Overloaded`, `InvalidInput`."""

@@ -117,7 +117,13 @@ class KvEventFeed:
 
 
 def blocks_in(batch: KvEventBatch) -> int:
-    """Block hashes a batch carries: its cost in memory."""
+    """Changed blocks a batch tells of: what counts as backlog.
+
+    A snapshot does not count. It may be larger than the bound, and a reader that is given one
+    because it was behind must not be behind again by it.
+    """
+    if batch.snapshot:
+        return 0
     return sum(
         len(event.block_hashes)
         for event in batch.events

@@ -71,7 +71,8 @@ class Request:
     """A sequence that the engine extends token by token.
 
     Attributes:
-        tokens: [prompt_len + max_tokens] int32, of which `num_tokens` are known.
+        tokens: [prompt_len + max_tokens] int32, of which `num_tokens` are known. Room for one token
+            of the answer if `prefill_only`.
         kv: row and slots, from admission to the end.
         prefill_only: stop after the first token and hold the KV for a handoff.
     """
@@ -108,7 +109,9 @@ class Request:
         self.prefill_only = prefill_only
         self.prompt_len = len(prompt)
         self.num_tokens = len(prompt)
-        self.tokens: TokenIds = np.empty(len(prompt) + sampling.max_tokens, dtype=np.int32)
+        # The source of a handoff only chooses the first token.
+        room = 1 if prefill_only else sampling.max_tokens
+        self.tokens: TokenIds = np.empty(len(prompt) + room, dtype=np.int32)
         self.tokens[: len(prompt)] = prompt
         self.stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -125,11 +128,6 @@ class Request:
     def output(self) -> TokenIds:
         """[num_tokens - prompt_len] int32, a view."""
         return self.tokens[self.prompt_len : self.num_tokens]
-
-    @property
-    def known_tokens(self) -> TokenIds:
-        """[num_tokens] int32, a view: prompt and output."""
-        return self.tokens[: self.num_tokens]
 
     @property
     def kv_len_max(self) -> int:

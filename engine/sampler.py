@@ -207,9 +207,12 @@ def _apply_min_p(probabilities: torch.Tensor, params: list[SamplingParams]) -> t
 def _invert(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """Index [S] of the weight (float64 [S, n], any positive sum) that each uniform falls on."""
     reached = weights.cumsum(dim=-1)
-    # A uniform below 1 times the sum is below the sum, so the index is in range and has weight.
-    targets = uniforms * reached[:, -1:]
-    return torch.searchsorted(reached, targets, right=True)[:, 0]
+    total = reached[:, -1:]
+    # A uniform below 1 times the sum may round up to the sum, where no weight is left.
+    targets = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    picked = torch.searchsorted(reached, targets, right=True)[:, 0]
+    # Only logits that are no numbers get here beyond the end: any id is as good, none must crash.
+    return picked.clamp_(max=weights.shape[1] - 1)
 
 
 def _column(values: Sequence[float]) -> torch.Tensor:

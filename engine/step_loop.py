@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from kvferry.accounts import KvAccounts, WorkerLoad
-from kvferry.errors import InternalError
-from kvferry.limits import ENGINE_IDLE_WAIT_S, STOP_TIMEOUT_S
+from kvferry.errors import InternalError, WorkerUnavailable
+from kvferry.limits import ENGINE_IDLE_WAIT_S, IDLE_AUDIT_INTERVAL_S, STOP_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,8 +84,8 @@ class SnapshotSource(Protocol):
 class StepLoop:
     """Owns the engine thread and its inbox.
 
-    An unexpected exception ends the loop: every request ends with an `InternalError`, and
-    `is_alive` turns false so that the supervisor starts a fresh process.
+    An unexpected exception ends the loop: every stream ends with an error, and `is_alive` turns
+    false so that the supervisor starts a fresh process.
     """
 
     def __init__(self, engine: Engine, handoffs: SnapshotSource, clock: Clock) -> None:
@@ -96,6 +96,8 @@ class StepLoop:
         self._parts: tuple[LoopPart, ...] = ()
         self._stopping = threading.Event()
         self._computed = False
+        self._audited_at = clock.now()
+        self._audited_steps = 0
         self._last_turn_s = clock.now()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.snapshot = self._take_snapshot()
@@ -129,11 +131,11 @@ class StepLoop:
         try:
             while not self._stopping.is_set():
                 self._turn()
-            self._end(InternalError("worker is stopping"))
+            self._end(WorkerUnavailable("the worker is stopping"))
         except Exception as error:  # noqa: BLE001 - outermost frame of the thread
             _log.exception("engine thread ends")
             self._stopping.set()
-            self._end(InternalError(f"engine failed: {error!r}"))
+            self._end(WorkerUnavailable(f"the engine failed: {error!r}"))
 
     def _turn(self) -> None:
         for event in self._drain():
@@ -145,7 +147,18 @@ class StepLoop:
         self._computed = self._engine.step()
         if self._computed:
             self._flush()
+        elif self.snapshot.accounts.rows_live == 0:
+            self._audit_idle()
         self._last_turn_s = self._clock.now()
+
+    def _audit_idle(self) -> None:
+        """Run every ledger check now and then, while nobody waits for it."""
+        now, steps = self._clock.now(), self._engine.steps
+        if steps == self._audited_steps or now < self._audited_at + IDLE_AUDIT_INTERVAL_S:
+            return
+        self._engine.kv_cache.audit()
+        assert self.snapshot.accounts.is_idle, f"check 9: {self.snapshot.accounts} with no request"
+        self._audited_at, self._audited_steps = now, steps
 
     def _flush(self) -> None:
         # Before the news leave: who has read the end of a request finds the accounts without it.
@@ -178,9 +191,11 @@ class StepLoop:
 
     def _end(self, error: KvferryError) -> None:
         for part in self._parts:
-            part.stop(error)
-        for part in self._parts:
-            part.flush()
+            try:
+                part.stop(error)
+                part.flush()
+            except Exception:  # noqa: BLE001 - the others must be told whatever this one does
+                _log.exception("a part of the engine thread cannot end")
 
     def _take_snapshot(self) -> EngineSnapshot:
         scheduler = self._engine.scheduler

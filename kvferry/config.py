@@ -94,7 +94,7 @@ class SchedulerConfig:
     running_max: int = 32
     """Most sequences decoded together."""
     queue_max: int = 256
-    """Requests a worker accepts beyond the running ones before it says it is overloaded."""
+    """Requests a worker accepts beyond `running_max` before it says it is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,9 @@ WORKER_START_TIMEOUT_S = 120.0
 """Loading a converted model takes seconds; a first import of torch on a cold disk up to 60."""
 
 STOP_TIMEOUT_S = 10.0
+IDLE_AUDIT_INTERVAL_S = 10.0
+"""An idle worker that has computed something runs all ledger checks, no more often than this: a
+full audit of 10^5 slots takes about 10 ms."""
 ENGINE_IDLE_WAIT_S = 0.25
 """Longest sleep of an idle engine thread; deadlines are looked at no less often."""
 

@@ -59,9 +59,8 @@ class SamplingParams:
         if self.top_p == 0.0:
             raise InvalidInput("sampling.top_p", "0 keeps no token; must be > 0")
         _require_range("sampling.min_p", self.min_p, 0.0, 1.0)
-        _require_range("sampling.repetition_penalty", self.repetition_penalty, 0.0, 100.0)
-        if self.repetition_penalty == 0.0:
-            raise InvalidInput("sampling.repetition_penalty", "must be > 0")
+        # Bounded below as well: dividing logits by less would overflow them.
+        _require_range("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _require_range("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_range("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _require_range("sampling.seed", self.seed, 0, 2**64 - 1)

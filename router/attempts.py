@@ -19,7 +19,7 @@ from kvferry.errors import (
     WorkerUnavailable,
 )
 from kvferry.generation import AttemptRequest, PrefillSource
-from kvferry.ids import Attempt, AttemptId
+from kvferry.ids import Attempt, AttemptId, new_request_id
 from kvferry.kv_events import prompt_block_hashes
 from kvferry.limits import ATTEMPTS_MAX
 from router.policy import Demand, choose_route
@@ -88,22 +88,24 @@ class AttemptRunner:
         Raises `KvferryError`: what the request was ended with from outside, or why the last
         attempt failed.
         """
+        # Clients choose and reuse their ids; what workers and handoffs are told apart by is ours.
+        work_id = new_request_id()
         hashes = prompt_block_hashes(request.prompt, self._block_tokens, request.extra_key)
         demand = Demand(int(request.prompt.size), request.sampling.max_tokens)
         progress = _Progress()
         for number in range(1, ATTEMPTS_MAX + 1):
             control.raise_if_ended()
             route = self._route(hashes, demand, progress)
-            attempt = Attempt(number)
+            attempt = AttemptId(work_id, Attempt(number))
             outputs = self._run_attempt(request, attempt, route, control)
             try:
                 async for output in outputs:
                     progress.tokens_sent += len(output.tokens)
-                    yield RoutedOutput(output, route, attempt)
+                    yield RoutedOutput(output, route, attempt.attempt)
                 return
             except KvferryError as error:
                 control.raise_if_ended()
-                _log_failure(error, AttemptId(request.request_id, attempt), route, progress)
+                _log_failure(error, request, attempt, route, progress)
                 _note_failure(error, attempt, route, progress)
             finally:
                 await outputs.aclose()
@@ -124,7 +126,7 @@ class AttemptRunner:
         return route
 
     async def _run_attempt(
-        self, request: ValidRequest, attempt: Attempt, route: Route, control: RequestControl
+        self, request: ValidRequest, attempt: AttemptId, route: Route, control: RequestControl
     ) -> AsyncGenerator[AttemptOutput, None]:
         """Outputs of one attempt, which is counted at its workers while this runs."""
         ticket = self._fleet.dispatch(route, int(request.prompt.size))
@@ -145,14 +147,16 @@ class AttemptRunner:
             self._fleet.end(ticket)
 
 
-def _note_failure(error: KvferryError, attempt: Attempt, route: Route, progress: _Progress) -> None:
+def _note_failure(
+    error: KvferryError, attempt: AttemptId, route: Route, progress: _Progress
+) -> None:
     """Return if the request may be tried again, raise what the client is told otherwise."""
     if not error.status.retryable or isinstance(error, DeadlineExceeded):
         raise error
     if progress.tokens_sent:
         broken = f"the stream broke after {progress.tokens_sent} tokens: {error}"
         raise WorkerUnavailable(broken) from error
-    if attempt == ATTEMPTS_MAX:
+    if attempt.attempt == ATTEMPTS_MAX:
         raise error
     progress.failure = error
     progress.avoid |= route.workers
@@ -160,12 +164,18 @@ def _note_failure(error: KvferryError, attempt: Attempt, route: Route, progress:
         progress.full |= {route.decode.worker_id}
 
 
-def _log_failure(error: KvferryError, id_: AttemptId, route: Route, progress: _Progress) -> None:
+def _log_failure(
+    error: KvferryError,
+    request: ValidRequest,
+    attempt: AttemptId,
+    route: Route,
+    progress: _Progress,
+) -> None:
     _log.warning(
         "attempt failed",
         extra={
-            "request_id": id_.request_id,
-            "attempt": id_.attempt,
+            "request_id": request.request_id,
+            "attempt": str(attempt),
             "decode_worker": route.decode.worker_id,
             "prefill_worker": None if route.prefill is None else route.prefill.worker_id,
             "tokens_sent": progress.tokens_sent,
@@ -174,7 +184,7 @@ def _log_failure(error: KvferryError, id_: AttemptId, route: Route, progress: _P
     )
 
 
-def _attempt_request(request: ValidRequest, attempt: Attempt, route: Route) -> AttemptRequest:
+def _attempt_request(request: ValidRequest, attempt: AttemptId, route: Route) -> AttemptRequest:
     source = None
     if route.prefill is not None:
         source = PrefillSource(
@@ -183,7 +193,7 @@ def _attempt_request(request: ValidRequest, attempt: Attempt, route: Route) -> A
             incarnation=route.prefill.incarnation,
         )
     return AttemptRequest(
-        id=AttemptId(request.request_id, attempt),
+        id=attempt,
         prompt=request.prompt,
         sampling=request.sampling,
         extra_key=request.extra_key,

@@ -54,11 +54,12 @@ class EngineBench:
         num_slots: int = 256,
         rows: int = 8,
         radix: bool = True,
+        context_length: int | None = None,
         scheduler: SchedulerConfig | None = None,
     ) -> None:
         layout = digest_layout(page_size)
         cache = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=True)
-        self.kv_cache = assemble_kv_cache(layout, cache, num_slots, context_length=num_slots)
+        self.kv_cache = assemble_kv_cache(layout, cache, num_slots, context_length or num_slots)
         self.runner = DigestRunner(self.kv_cache.pool, page_size)
         self.engine = Engine(
             self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock()

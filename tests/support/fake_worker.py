@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvferry.generation import AttemptRequest
+    from kvferry.ids import AttemptId
     from kvferry.kv_events import KvEvent
 
 
@@ -64,8 +65,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         default_factory=lambda: KvAccounts(10_000, 0, 0, 0, 0, 10_000, 0, 0, 64)
     )
     requests: list[AttemptRequest] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
-    """Ids of attempts whose call was cancelled."""
+    cancelled: list[AttemptId] = field(default_factory=list)
+    """Attempts whose call was cancelled."""
     subscriptions: int = 0
     status_fails: bool = False
     snapshot_events: tuple[KvEvent, ...] = ()
@@ -123,7 +124,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if script.hang_after is not None:
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self.cancelled.append(str(request.id))
+            self.cancelled.append(request.id)
             raise
         if script.fail_after is not None:
             await context.abort(script.fail_code, "scripted failure", script.fail_trailing)

@@ -18,6 +18,7 @@ from kvferry.errors import (
     InternalError,
     InvalidInput,
     KvferryError,
+    Overloaded,
     RequestCancelled,
 )
 from kvferry.generation import (
@@ -75,7 +76,7 @@ class Bench:
         sampling = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
         prompt = options.pop("prompt", PROMPT)
         attempt = AttemptRequest(
-            id=AttemptId(RequestId("r"), Attempt(1)),
+            id=AttemptId(RequestId(str(options.pop("name", "r"))), Attempt(1)),
             prompt=np.asarray(prompt, dtype=np.int32),
             sampling=SamplingParams(**sampling | options),
             extra_key=ExtraKey(""),
@@ -217,3 +218,30 @@ def test_stop_tells_every_stream(bench: Bench) -> None:
     stream = bench.start(source=None)
     bench.intake.stop(InternalError("engine failed"))
     assert isinstance(bench.read(stream)[1], InternalError)
+
+
+def test_sizes_that_cannot_be_are_refused_before_anything_is_made_of_them(bench: Bench) -> None:
+    for max_tokens in (-1, -10, 0, 2**31 - 1):
+        stream = bench.start(source=None, max_tokens=max_tokens)
+        assert isinstance(bench.read(stream)[1], InvalidInput)
+    bench.engine_bench.assert_idle()
+
+
+@pytest.mark.parametrize("token", [-1, 211, 4_000_000_000])
+def test_first_token_that_the_model_does_not_have_is_refused(bench: Bench, token: int) -> None:
+    stream = bench.start(source=SOURCE)
+    bench.receive_kv()
+    with pytest.raises(InvalidInput, match="first_token"):
+        bench.intake.first_token(KEY, OutputToken(token))
+    bench.intake.failed(KEY, HandoffFailed("the source chose no token"))
+    ids, end = bench.read(stream)
+    assert ids == []
+    assert isinstance(end, HandoffFailed)
+    bench.engine_bench.assert_idle()
+
+
+def test_fetched_attempts_count_against_the_queue(bench: Bench) -> None:
+    limit = bench.engine_bench.engine.attempts_max
+    streams = [bench.start(source=SOURCE, name=f"r{number}") for number in range(limit + 1)]
+    assert isinstance(bench.read(streams[-1])[1], Overloaded)
+    assert len(bench.driver.fetched) == limit

@@ -223,3 +223,10 @@ def test_sink_may_hit_the_whole_prompt(page_size: int) -> None:
     bench.run()
     assert [answer(prompt, 1)[0], *bench.recorder.tokens["again"]] == answer(prompt, 8)
     bench.assert_idle()
+
+
+def test_context_is_counted_in_tokens_and_slots_in_pages() -> None:
+    bench = EngineBench(page_size=16, num_slots=1008, context_length=1000)
+    bench.submit("whole context", _prompt(1, 500), max_tokens=501)
+    with pytest.raises(InvalidInput, match="max_tokens"):
+        bench.submit("one more", _prompt(1, 500), max_tokens=502)

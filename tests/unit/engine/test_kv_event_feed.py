@@ -127,3 +127,10 @@ def test_no_batch_after_unsubscribing_and_one_end_at_stop() -> None:
     feed.stop(InternalError("stopping"))
     assert there.ended
     assert not gone.ended
+
+
+def test_snapshot_is_no_backlog_however_large_it_is() -> None:
+    held = BlocksStored(tuple(BlockHash(number) for number in range(KV_EVENTS_BUFFERED_MAX + 1)))
+    worker = (WorkerId("w"), Incarnation(5), 0)
+    assert blocks_in(KvEventBatch(*worker, True, (held,))) == 0
+    assert blocks_in(KvEventBatch(*worker, False, (held,))) == KV_EVENTS_BUFFERED_MAX + 1

@@ -129,3 +129,18 @@ def test_news_leave_before_the_step_they_make_possible() -> None:
     bench.loop.stop()
     first = order.index("event")
     assert order[first : first + 3] == ["event", "flush", "step"]
+
+
+def test_idle_loop_audits_its_ledger_and_a_violation_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.step_loop.IDLE_AUDIT_INTERVAL_S", 0.0)
+    bench = Bench()
+    cache = bench.engine_bench.kv_cache
+    bench.loop.post(lambda: bench.engine_bench.submit("r", PROMPT))
+    wait_until("answered", lambda: "r" in bench.engine_bench.recorder.ends, 5)
+    # A slot that nobody owns any more: what a leak looks like.
+    bench.loop.post(lambda: cache.allocator.alloc(4))
+    bench.loop.post(lambda: bench.engine_bench.submit("next", PROMPT[:2]))
+    wait_until("stopped", lambda: bench.part.stopped != [], 5)
+    assert "LedgerError" in str(bench.part.stopped[0])
