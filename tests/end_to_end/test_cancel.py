@@ -14,7 +14,7 @@ from tests.support.in_process_cluster import InProcessCluster
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from engine.step_loop import EngineSnapshot
     from tests.support.prompts import Prompt
@@ -24,7 +24,8 @@ WAIT_S = 20.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[InProcessCluster]:
-    config = load_config(None, {}, {"scheduler.chunk_tokens": "128", "scheduler.running_max": "1"})
+    # One at a time, so that a second request queues. All else as users get it.
+    config = load_config(None, {}, {"scheduler.running_max": "1"})
     with InProcessCluster(config, (Role.PREFILL, Role.DECODE)) as running:
         yield running
 
@@ -43,39 +44,34 @@ def _long(prompts: list[Prompt], salt: int) -> tuple[int, ...]:
     return (salt, *prompts[-1].ids, *next(p for p in prompts if p.name == "length-1000").ids)
 
 
-def _queued(prefill: EngineSnapshot, decode: EngineSnapshot) -> bool:
-    return prefill.load.waiting > 0
+def _chunks(decode: EngineSnapshot) -> int:
+    """Chunks of KV that have arrived since the worker started."""
+    return decode.counters.get("chunks_received", 0)
 
 
-def _prefilling(prefill: EngineSnapshot, decode: EngineSnapshot) -> bool:
-    return prefill.load.running > 0
-
-
-def _transferring(prefill: EngineSnapshot, decode: EngineSnapshot) -> bool:
-    return decode.accounts.inbound > 0 and decode.counters["chunks_received"] > 0
-
-
-def _decoding(prefill: EngineSnapshot, decode: EngineSnapshot) -> bool:
-    return decode.load.running > 0
+REACHED: dict[str, Callable[[EngineSnapshot, EngineSnapshot, int], bool]] = {
+    "queued": lambda prefill, decode, before: prefill.load.waiting > 0,
+    "prefilling": lambda prefill, decode, before: prefill.load.running > 0,
+    "transferring": lambda prefill, decode, before: (
+        decode.accounts.inbound > 0 and _chunks(decode) > before
+    ),
+    "decoding": lambda prefill, decode, before: decode.load.running > 0,
+}
+"""How to see a stage: from both workers, and the chunks that had arrived before the request."""
 
 
 @pytest.mark.parametrize("how", ["disconnect", "cancel-call"])
-@pytest.mark.parametrize("stage", ["queued", "prefilling", "transferring", "decoding"])
+@pytest.mark.parametrize("stage", REACHED)
 def test_cancel_returns_to_idle_accounts(
     cluster: InProcessCluster, prompts: list[Prompt], stage: str, how: str
 ) -> None:
     prefill, decode = cluster.workers
-    reached = {
-        "queued": _queued,
-        "prefilling": _prefilling,
-        "transferring": _transferring,
-        "decoding": _decoding,
-    }[stage]
-    salt = 100 + 7 * ["queued", "prefilling", "transferring", "decoding"].index(stage) + len(how)
+    before = _chunks(decode.snapshot())
+    salt = 100 + 7 * list(REACHED).index(stage) + len(how)
     streams = [_stream(cluster, _long(prompts, salt), f"{stage}-{how}")]
     if stage == "queued":
         streams.append(_stream(cluster, _long(prompts, salt + 1000), f"{stage}-{how}-2"))
-    wait_until(stage, lambda: reached(prefill.snapshot(), decode.snapshot()), WAIT_S)
+    wait_until(stage, lambda: REACHED[stage](prefill.snapshot(), decode.snapshot(), before), WAIT_S)
 
     for number, stream in enumerate(reversed(streams)):
         if how == "disconnect":
