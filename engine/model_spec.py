@@ -58,11 +58,6 @@ class ModelSpec:
     tied_embeddings: bool
     """The output head is the token embedding."""
 
-    @property
-    def queries_per_kv_head(self) -> int:
-        """Query heads that share one KV head."""
-        return self.num_heads // self.num_kv_heads
-
 
 def load_spec(directory: Path) -> ModelSpec:
     """Read the spec of a Hugging Face directory. `ConfigError` names what is not supported."""

@@ -2,6 +2,7 @@
 
 May import: the standard library, numpy, grpc and protobuf. Never torch, never Ray.
 
-Reading order: `ids`, `errors`, `limits`, `config`, `sampling`, `generation`, `kv_events`,
-`accounts`, then `convert`, the one place where protobuf messages become these types.
+Reading order: `ids`, `errors`, `limits`, `clock`, `config`, `membership`, `sampling`, `generation`,
+`kv_events`, `accounts`, `telemetry`, then `convert`, the one place where protobuf messages become
+these types.
 """

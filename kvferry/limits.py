@@ -1,4 +1,8 @@
-"""Every fixed limit of kvferry, each with where it comes from. Tunable ones are in `config`."""
+"""Fixed limits of kvferry, each with where it comes from. Tunable ones are in `config`.
+
+What concerns one module alone stands there: the deadlines of the protocol's states in
+`kv_transfer.protocol.deadlines`, the outbox of a session in `kv_transfer.session`.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +44,9 @@ KV_EVENTS_BUFFERED_MAX = 65_536
 
 HANDOFF_TOMBSTONES_MAX = 65_536
 """Ended handoffs remembered per worker, to swallow late messages. At 100 handoffs a second
-this is 10 minutes, ten times the longest deadline of the protocol."""
+this is 10 minutes, about twice the longest that a handoff may take."""
 
 # --- deadlines, in seconds ------------------------------------------------------------------
-# Each wait of the system ends by one of these. The protocol's own table, one row per state, is
-# `kv_transfer.protocol.deadlines`.
 
 SESSION_CONNECT_TIMEOUT_S = 5.0
 WORKER_STATUS_TIMEOUT_S = 2.0
@@ -68,6 +70,16 @@ ATTEMPTS_MAX = 3
 
 HEALTH_INTERVAL_S = 1.0
 """Between two questions whether a process makes progress. Its death is noticed without asking."""
+
+ENGINE_TURN_MAX_S = 60.0
+"""An engine thread that has not come round for so long hangs. The longest step computes one chunk
+of `scheduler.chunk_tokens`: 192 tokens of a 135M model are 0.65 s of one core, a few seconds of a
+slow or busy one. Ten times that, because a replaced worker loses its cache."""
+
+ENGINE_TURN_MAX_S = 60.0
+"""An engine thread that has not come round for so long hangs. The longest step computes one chunk
+of `scheduler.chunk_tokens`: 192 tokens of a 135M model are 0.65 s of one core, a few seconds of a
+slow or busy one. Ten times that, because a replaced worker loses its cache."""
 
 HEALTH_SILENCE_MAX_S = 60.0
 """A running process that shows no progress for so long is replaced. Far above the longest engine

@@ -1,4 +1,4 @@
-"""The checks that hold the closed loop together, numbered as in docs/kv-ownership.md.
+"""The checks that hold the closed loop together, the ledger of a worker.
 
 1 new slots are in range, unique, disjoint from live ones    [allocator, always; here, in full]
 2 key and slots have equal length                            [insert, always; here]

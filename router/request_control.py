@@ -10,25 +10,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvferry.errors import KvferryError
-    from kvferry.ids import RequestId
     from router.worker_client import AttemptStream
 
 
 class RequestControl:
     """The handle of one request in flight."""
 
-    def __init__(self, request_id: RequestId, arrived_at: float, deadline: float) -> None:
-        """Times are of the router's clock, in seconds."""
-        self.request_id = request_id
-        self.arrived_at = arrived_at
+    def __init__(self, deadline: float) -> None:
+        """`deadline` is of the router's clock, in seconds."""
         self.deadline = deadline
         self._error: KvferryError | None = None
         self._stream: AttemptStream | None = None
-
-    @property
-    def error(self) -> KvferryError | None:
-        """Why the request was ended, if it was."""
-        return self._error
 
     def end(self, error: KvferryError) -> None:
         """End the request with `error`; only the first call counts."""

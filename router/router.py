@@ -173,7 +173,7 @@ class Router:
             raise Overloaded(f"{limit} requests are in flight already", _RETRY_AFTER_S)
         longest_s = self.config.router.request_timeout_s
         timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
-        control = RequestControl(request_id, arrived_at, arrived_at + timeout_s)
+        control = RequestControl(arrived_at + timeout_s)
         expired = DeadlineExceeded(f"request {request_id} was not done within {timeout_s:g} s")
         timer = asyncio.get_running_loop().call_later(timeout_s, control.end, expired)
         self._in_flight[request_id] = control

@@ -22,6 +22,7 @@ from kvferry.errors import (
 )
 from kvferry.limits import WORKER_MESSAGE_BYTES_MAX
 from kvferry.rpc.v1 import worker_pb2
+from kvferry.rpc_errors import RETRY_PUSHBACK_KEY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from kvferry.ids import Incarnation
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
-
-RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
-"""gRPC's own trailing metadata for "try again after"; its clients' retry policies read it."""
 
 _RETRY_AFTER_DEFAULT_S = 1.0
 
@@ -223,8 +221,6 @@ def error_from_rpc(error: grpc.aio.AioRpcError, info: WorkerInfo) -> KvferryErro
 
 
 _KIND_OF_CODE = {status.grpc: kind for kind, status in STATUS.items()} | {
-    # How a worker refuses a call that was meant for another incarnation.
-    "FAILED_PRECONDITION": ErrorKind.UNAVAILABLE,
     # A server that shuts down ends its calls with this; the request itself was not ended.
     "CANCELLED": ErrorKind.UNAVAILABLE,
 }

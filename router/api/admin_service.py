@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kvferry.rpc.v1 import inference_pb2
+from kvferry.rpc_errors import status_of_errors
 from router.api.message_parsing import parse_message
 from router.api.messages import summary_to_wire
-from router.api.rpc_errors import status_of_errors
 
 if TYPE_CHECKING:
     from router.router import Router

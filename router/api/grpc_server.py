@@ -46,10 +46,6 @@ class FrontDoor:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def wait_for_termination(self) -> None:
-        """Return when the server has stopped."""
-        await self._server.wait_for_termination()
-
     async def _publish_health(self) -> None:
         """SERVING while some worker that decodes can be reached."""
         changed = self._router.fleet.readiness_changed

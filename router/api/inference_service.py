@@ -10,9 +10,9 @@ import grpc
 
 from kvferry.errors import DeadlineExceeded
 from kvferry.rpc.v1 import inference_pb2
+from kvferry.rpc_errors import status_of_errors
 from router.api.message_parsing import parse_message
 from router.api.messages import chunk_to_wire, request_from_wire
-from router.api.rpc_errors import status_of_errors
 
 if TYPE_CHECKING:
     from router.request import ClientRequest

@@ -38,7 +38,6 @@ def _write(directory: Path, changes: dict[str, Any]) -> Path:
 def test_head_dim_follows_from_the_others(tmp_path: Path) -> None:
     spec = load_spec(_write(tmp_path, {}))
     assert spec.head_dim == 64
-    assert spec.queries_per_kv_head == 3
     assert spec.eos_token_ids == (2,)
     assert spec.rope == RopeSpec(10_000.0)
     assert load_spec(_write(tmp_path, {"head_dim": 32})).head_dim == 32
