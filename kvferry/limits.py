@@ -76,11 +76,6 @@ ENGINE_TURN_MAX_S = 60.0
 of `scheduler.chunk_tokens`: 192 tokens of a 135M model are 0.65 s of one core, a few seconds of a
 slow or busy one. Ten times that, because a replaced worker loses its cache."""
 
-ENGINE_TURN_MAX_S = 60.0
-"""An engine thread that has not come round for so long hangs. The longest step computes one chunk
-of `scheduler.chunk_tokens`: 192 tokens of a 135M model are 0.65 s of one core, a few seconds of a
-slow or busy one. Ten times that, because a replaced worker loses its cache."""
-
 HEALTH_SILENCE_MAX_S = 60.0
 """A running process that shows no progress for so long is replaced. Far above the longest engine
 step (512 prompt tokens take seconds on a busy core), because a replaced worker loses its cache."""
