@@ -56,7 +56,7 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
                 *(worker.worker_id, worker.role, str(worker.pid), f"#{worker.incarnation:016x}"),
                 *(worker.address, "ok" if worker.reachable else "unreachable"),
                 *(str(worker.load.running), str(worker.load.waiting)),
-                *(str(worker.load.handoffs), str(worker.indexed_pages)),
+                *(str(worker.load.handoffs), str(worker.indexed_blocks)),
             )
             for worker in status.workers
         ),

@@ -53,7 +53,7 @@ def summary_to_wire(summary: WorkerSummary) -> inference_pb2.WorkerSummary:
         address=summary.info.address,
         reachable=summary.is_reachable,
         pid=summary.pid or 0,
-        indexed_pages=summary.indexed_blocks,
+        indexed_blocks=summary.indexed_blocks,
     )
     if summary.load is not None:
         message.load.CopyFrom(convert.load_to_wire(summary.load))

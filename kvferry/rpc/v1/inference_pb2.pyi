@@ -213,7 +213,7 @@ class ClusterStatusResponse(_message.Message):
     def __init__(self, membership_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_pages")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -222,7 +222,7 @@ class WorkerSummary(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    INDEXED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     incarnation: int
@@ -231,8 +231,8 @@ class WorkerSummary(_message.Message):
     load: WorkerLoad
     accounts: KvAccounts
     pid: int
-    indexed_pages: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_pages: _Optional[int] = ...) -> None: ...
+    indexed_blocks: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_blocks: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "handoffs", "prefill_tokens_per_s", "link_bytes_per_s")
