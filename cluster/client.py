@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 _STATUS_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 1.0
 
+QUIET_MAX_S = 15.0
+"""After so long without a word of the router, it is asked whether it lives. Above the 10 s that
+its server allows as the shortest interval, so that lateness is not taken for impatience."""
+
+_PING_TIMEOUT_S = 5.0
+"""A router whose machine or process is gone without a word ends a call after 20 s."""
+
 
 class CallFailed(Exception):
     """The router refused a call, or could not be reached. The message is for the user."""
@@ -25,13 +32,19 @@ class CallFailed(Exception):
 class Client:
     """Calls of one router. Use as a context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, quiet_max_s: float = QUIET_MAX_S) -> None:
         self._address = address
         self._channel = grpc.insecure_channel(
             address,
             options=[
                 ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
                 ("grpc.enable_http_proxy", 0),
+                # An answer may take minutes, so calls of `Generate` have no timeout of their own.
+                ("grpc.keepalive_time_ms", round(1000 * quiet_max_s)),
+                ("grpc.keepalive_timeout_ms", round(1000 * _PING_TIMEOUT_S)),
+                # What counts since gRPC has a timeout for every ping; its default is a minute.
+                ("grpc.http2.ping_timeout_ms", round(1000 * _PING_TIMEOUT_S)),
+                ("grpc.http2.max_pings_without_data", 0),
             ],
         )
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)

@@ -68,7 +68,8 @@ class Stop:
     launch: int
 
 
-Effect: TypeAlias = Launch | Kill | Stop
+Effect: TypeAlias = Launch | Kill
+"""What `due` asks for. `Stop` comes from `shut_down` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +206,21 @@ class ClusterState:
         member.failed_for_good = for_good and not member.has_run
         self._publish()
 
-    def shut_down(self) -> list[Effect]:
-        """Nothing is wanted any more: routers stop first, so that no new request comes in."""
-        effects: list[Effect] = []
+    def shut_down(self) -> tuple[tuple[Stop, ...], tuple[Stop, ...]]:
+        """Nothing is wanted any more. What is to be stopped: routers, and when they have, workers.
+
+        Routers refuse new requests and give running ones a moment, for which workers must live.
+        """
+        routers: list[Stop] = []
+        workers: list[Stop] = []
         for member in self._members.values():
             if member.phase in (Phase.STARTING, Phase.RUNNING):
-                effects.append(Stop(member.spec.name, member.launch))
+                stage = routers if isinstance(member.spec, RouterSpec) else workers
+                stage.append(Stop(member.spec.name, member.launch))
             member.phase = Phase.STOPPED
             member.info = None
         self._publish()
-        return effects
+        return tuple(routers), tuple(workers)
 
     def _current(self, name: str, launch: int) -> _Member | None:
         member = self._members[name]

@@ -22,7 +22,8 @@ from cluster import ray_runtime
 from cluster.client import Client
 from cluster.cluster_state import Phase
 from cluster.members import cpus_wanted, members_of
-from cluster.process_census import ProcessEntry, kill_all, processes_of
+from cluster.process_census import kill_all, processes_of
+from cluster.shutdown import run_every_step
 from kvferry.config import to_mapping
 from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
@@ -102,19 +103,29 @@ class LocalCluster:
 
     def stop(self) -> StopReport:
         """End every process of the cluster and remove its directory. May be called again."""
-        if self._supervisor is not None:
-            try:
-                self._supervisor.stop()
-            except KvferryError as error:
-                _log.warning("no clean stop", extra={"reason": str(error)})
-            self._supervisor = None
-        ray_runtime.stop_ray()
-        report = self._end_processes()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        reports: list[StopReport] = []
+        run_every_step(
+            self._stop_supervisor,
+            ray_runtime.stop_ray,
+            lambda: reports.append(self._end_processes()),
+            lambda: shutil.rmtree(self.directory, ignore_errors=True),
+            self._dismiss_reaper,
+        )
+        return reports[0]
+
+    def _stop_supervisor(self) -> None:
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
+            return
+        try:
+            supervisor.stop()
+        except KvferryError as error:
+            _log.warning("no clean stop", extra={"reason": str(error)})
+
+    def _dismiss_reaper(self) -> None:
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
         self._reaper.wait(STOP_TIMEOUT_S)
-        return report
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -171,17 +182,14 @@ class LocalCluster:
         killed: dict[int, str] = {}
         grace_over = self._clock.now() + 0.5 * STOP_TIMEOUT_S
         give_up = grace_over + STOP_TIMEOUT_S
-        left = self._others()
+        left = processes_of(self.directory)
         while left and self._clock.now() < give_up:
             if self._clock.now() > grace_over:
                 killed |= {process.pid: process.name for process in left}
                 kill_all(left)
             time.sleep(_POLL_S)
-            left = self._others()
+            left = processes_of(self.directory)
         return StopReport(tuple(killed.values()), tuple(process.name for process in left))
-
-    def _others(self) -> list[ProcessEntry]:
-        return [entry for entry in processes_of(self.directory) if entry.pid != self._reaper.pid]
 
 
 def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfig:

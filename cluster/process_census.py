@@ -1,8 +1,8 @@
 """Which processes of this machine belong to a cluster, and making sure that none is left.
 
-Every process of a cluster (Ray's own and our actors) writes its output to files in the cluster's
-directory or names it in its command line; that holds for orphans too, whose parent is gone.
-Linux keeps both in /proc.
+Every process of a cluster (Ray's own and our actors) carries a mark in its environment: the
+cluster's directory, under the name `MARK`. It is inherited, so orphans have it too, whose parent is
+gone; whoever merely reads a log or names the directory has not. Linux shows it in /proc.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+
+MARK = "_KVFERRY_CLUSTER_DIRECTORY"
+"""Not `KVFERRY_...`, which would be a setting."""
 
 _PROC = Path("/proc")
 
@@ -26,14 +29,16 @@ class ProcessEntry:
 
 
 def processes_of(directory: Path) -> list[ProcessEntry]:
-    """Live processes with an open file or an argument below `directory`; never this one."""
+    """Live processes that were started with the mark of `directory`; never this one."""
+    mark = f"{MARK}={directory}".encode()
     found = []
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        # A process may end while we look at it, or belong to somebody else.
+        # A process may end while we look at it, or belong to somebody else. A zombie has no
+        # environment: it has ended, whatever its parent does.
         with contextlib.suppress(OSError):
-            if _mentions(entry, str(directory)):
+            if mark in entry.joinpath("environ").read_bytes().split(b"\0"):
                 found.append(_read_entry(entry))
     return sorted(found, key=lambda process: process.pid)
 
@@ -44,15 +49,6 @@ def kill_all(processes: list[ProcessEntry]) -> None:
         with contextlib.suppress(OSError):
             if _read_entry(_PROC / str(process.pid)) == process:
                 os.kill(process.pid, signal.SIGKILL)
-
-
-def _mentions(entry: Path, directory: str) -> bool:
-    # A zombie has neither files nor arguments: it has ended, whatever its parent does.
-    if directory in entry.joinpath("cmdline").read_bytes().decode(errors="replace"):
-        return True
-    return any(
-        os.readlink(file).startswith(f"{directory}/") for file in entry.joinpath("fd").iterdir()
-    )
 
 
 def _read_entry(entry: Path) -> ProcessEntry:

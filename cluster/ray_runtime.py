@@ -19,6 +19,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from cluster.launcher import Launcher, MemberEnded, MemberHandle, StartOutcome
 from cluster.members import MemberSpec, RouterSpec, WorkerSpec
+from cluster.process_census import MARK
 from cluster.router_actor import RouterActor
 from cluster.supervisor_actor import SupervisorActor
 from cluster.worker_actor import WorkerActor
@@ -40,7 +41,13 @@ _CALLS_AT_ONCE = 1000
 _WORKER_THREADS = 4
 """Of a worker's actor: one each for a pending watcher, a health call and `stop`, and a spare."""
 
+_STOP_ALL_TIMEOUT_S = 3 * STOP_TIMEOUT_S
+"""Of a supervisor: one each for the routers and the workers, and one for the calls themselves."""
+
 _RAY_ENVIRONMENT = {
+    # Ray names its processes by overwriting their arguments; without this, the environment that
+    # Linux shows of them too, and with it the mark of `process_census`.
+    "SPT_NOENV": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray turns authentication on by itself where it finds a token file. Every process of a
     # cluster must agree, so it is set for all of them, here, before the first one starts.
@@ -58,18 +65,23 @@ def start_ray(directory: Path, address: str, cpus: float) -> None:
     """
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.update(_RAY_ENVIRONMENT)  # Ray reads these switches from nowhere else.
-    ray.init(
-        address="local",
-        namespace=_NAMESPACE,
-        num_cpus=math.ceil(cpus),
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        configure_logging=True,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        _node_ip_address=address,
-        _temp_dir=str(directory),
-    )
+    os.environ[MARK] = str(directory)
+    try:
+        ray.init(
+            address="local",
+            namespace=_NAMESPACE,
+            num_cpus=math.ceil(cpus),
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            _node_ip_address=address,
+            _temp_dir=str(directory),
+        )
+    finally:
+        # Ray's servers have it by now and hand it on; what else we start is no part of this.
+        del os.environ[MARK]
     if threading.current_thread() is threading.main_thread():
         # Ray puts its own handler there, which ends the process without stopping the members.
         signal.signal(signal.SIGTERM, handler)
@@ -99,8 +111,10 @@ class SupervisorHandle:
 
     def stop(self) -> None:
         """End every member, then the supervisor."""
-        _get(self._actor.stop.remote(), 2 * STOP_TIMEOUT_S)
-        ray.kill(self._actor)
+        try:
+            _get(self._actor.stop.remote(), _STOP_ALL_TIMEOUT_S)
+        finally:
+            ray.kill(self._actor)
 
 
 def start_supervisor(config: Mapping[str, Any]) -> SupervisorHandle:

@@ -28,7 +28,7 @@ def main() -> None:
     if not directory.exists():
         return  # The owner has cleaned up by itself.
     time.sleep(_GRACE_S)
-    # Several rounds: what is being started while we look has no file open yet.
+    # Several rounds: what is being started while we look is not in the list yet.
     for _ in range(_ROUNDS):
         left = processes_of(directory)
         if not left:

@@ -77,8 +77,12 @@ class RouterActor:
 
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, close."""
-        if self._front_door is not None:
-            await self._front_door.stop(_GRACE_S)
-        if self._router is not None:
-            await self._router.stop()
-        self._stopped.set()
+        try:
+            if self._front_door is not None:
+                await self._front_door.stop(_GRACE_S)
+        finally:
+            try:
+                if self._router is not None:
+                    await self._router.stop()
+            finally:
+                self._stopped.set()

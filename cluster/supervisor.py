@@ -64,17 +64,20 @@ class Supervisor:
             await self._wait_for_work()
 
     async def stop(self) -> None:
-        """End every member, each within `STOP_TIMEOUT_S`; nothing is started any more."""
+        """End routers, then workers, each within `STOP_TIMEOUT_S`; nothing is started any more."""
         if self._stopping:
             return
         self._stopping = True
         self._wake.set()
-        stops = [effect for effect in self._state.shut_down() if isinstance(effect, Stop)]
-        await self._announce()
-        await asyncio.gather(*(self._stop_member(effect) for effect in stops))
+        # Watchers first: a member that is asked to stop would seem dead to them, and routers would
+        # be told that all workers are gone while they still answer with them.
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        stages = self._state.shut_down()
+        await self._announce()
+        for stage in stages:
+            await asyncio.gather(*(self._stop_member(effect) for effect in stage))
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
@@ -115,14 +118,10 @@ class Supervisor:
     def _apply(self, effect: Effect) -> None:
         match effect:
             case Launch(spec, launch):
-                handle = self._launcher.launch(spec, launch)
-                self._handles[spec.name, launch] = handle
-                self._spawn(self._watch(spec, launch, handle))
+                self._spawn(self._watch(spec, launch))
             case Kill(name, launch, reason):
                 _log.warning("killing a member", extra={"member": name, "reason": reason})
                 self._kill(name, launch)
-            case Stop():
-                self._spawn(self._stop_member(effect))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -130,9 +129,14 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _kill(self, name: str, launch: int) -> None:
+        """End a process by force. A failure is logged: to supervise the others goes before it."""
         handle = self._handles.pop((name, launch), None)
-        if handle is not None:
+        if handle is None:
+            return
+        try:
             handle.kill()
+        except Exception:  # noqa: BLE001 - of whatever kind, it must not end all supervision
+            _log.exception("cannot kill a member", extra={"member": name, "launch": launch})
 
     async def _stop_member(self, effect: Stop) -> None:
         handle = self._handles.get((effect.name, effect.launch))
@@ -143,12 +147,16 @@ class Supervisor:
                 await handle.stop()
         except (TimeoutError, MemberEnded) as error:
             _log.warning("no clean stop", extra={"member": effect.name, "reason": str(error)})
+        except Exception:  # noqa: BLE001 - of whatever kind, the others must be stopped too
+            _log.exception("stopping a member failed", extra={"member": effect.name})
         self._kill(effect.name, effect.launch)
 
-    async def _watch(self, spec: MemberSpec, launch: int, handle: MemberHandle) -> None:
+    async def _watch(self, spec: MemberSpec, launch: int) -> None:
         """The life of one launch, from start to end."""
         reason, for_good = "", False
         try:
+            handle = self._launcher.launch(spec, launch)
+            self._handles[spec.name, launch] = handle
             outcome = await handle.start()
             if isinstance(outcome, StartRefused):
                 reason, for_good = outcome.reason, outcome.for_good
@@ -185,7 +193,10 @@ class Supervisor:
             await asyncio.gather(*watchers, return_exceptions=True)
 
     async def _ask_health(self, name: str, launch: int, handle: MemberHandle) -> None:
-        """Silence is judged by the state, so an unanswered question needs no action here."""
+        """Ends with `MemberEnded` when the process says that it can serve no more.
+
+        Silence is judged by the state, so an unanswered question needs no action here.
+        """
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             try:
@@ -193,8 +204,9 @@ class Supervisor:
                     alive = await handle.is_alive()
             except TimeoutError:
                 continue
-            if alive:
-                self._state.heard(name, launch)
+            if not alive:
+                raise MemberEnded("the engine has stopped")
+            self._state.heard(name, launch)
 
     async def _feed_router(self, handle: MemberHandle) -> None:
         """Push every version of the membership to a router, the current one first."""

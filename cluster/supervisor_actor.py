@@ -1,11 +1,14 @@
-"""The supervisor as a named, detached actor: it outlives whoever started it.
+"""The supervisor as a named, detached actor: it lives until it is stopped or Ray ends.
 
-A plain class of coroutines; `ray_runtime` makes it an actor and gives it the launcher.
+Ray is private to the process that owns the cluster, so the supervisor ends with its owner. A plain
+class of coroutines; `ray_runtime` makes it an actor and gives it the launcher.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from cluster.cluster_state import ClusterState
@@ -20,16 +23,22 @@ if TYPE_CHECKING:
 
     from cluster.launcher import Launcher
 
+_log = logging.getLogger(__name__)
+
 
 class SupervisorActor:
     """Hosts the supervisor of one cluster."""
 
     def __init__(
-        self, config: Mapping[str, Any], make_launcher: Callable[[Mapping[str, Any]], Launcher]
+        self,
+        config: Mapping[str, Any],
+        make_launcher: Callable[[Mapping[str, Any]], Launcher],
+        exit_process: Callable[[int], object] = os._exit,
     ) -> None:
         configure_logging("supervisor")
         self._config = config
         self._make_launcher = make_launcher
+        self._exit_process = exit_process
         self._supervisor: Supervisor | None = None
         self._run: asyncio.Task[None] | None = None
 
@@ -40,6 +49,7 @@ class SupervisorActor:
         state = ClusterState(members_of(tree), tree.restart_backoff_s, clock)
         self._supervisor = Supervisor(state, self._make_launcher(self._config), clock)
         self._run = asyncio.create_task(self._supervisor.run())
+        self._run.add_done_callback(self._exit_on_failure)
 
     async def view(self) -> ClusterView:
         """The cluster as it is now."""
@@ -52,6 +62,14 @@ class SupervisorActor:
     async def stop(self) -> None:
         """End every member."""
         await self._started().stop()
+
+    def _exit_on_failure(self, run: asyncio.Task[None]) -> None:
+        """A supervisor that supervises no more must not look as if it did: its callers see an
+        actor that is gone."""
+        if run.cancelled() or run.exception() is None:
+            return
+        _log.critical("supervision failed; the process ends", exc_info=run.exception())
+        self._exit_process(1)
 
     def _started(self) -> Supervisor:
         assert self._supervisor is not None, "`start` is the first call"

@@ -53,5 +53,7 @@ class WorkerActor:
 
     def stop(self) -> None:
         """End what runs and release `wait_until_ended`."""
-        self._worker.stop()
-        self._stopped.set()
+        try:
+            self._worker.stop()
+        finally:
+            self._stopped.set()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from cluster.shutdown import run_every_step
 from cluster.worker_service import WorkerService
 from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import Intake
@@ -26,7 +27,7 @@ from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kvferry.clock import MonotonicClock
 from kvferry.errors import WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
-from kvferry.limits import STOP_TIMEOUT_S
+from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
 from mem_cache.factory import build_kv_cache
@@ -56,6 +57,7 @@ class WorkerProcess:
             target=self._loop.run_forever, name="grpc-loop", daemon=True
         )
         self._step_loop: StepLoop | None = None
+        self._serves = False
         self._driver: HandoffDriver | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -65,24 +67,27 @@ class WorkerProcess:
         step_loop, driver, parts = self._build()
         info: WorkerInfo = self._await(self._serve(step_loop, driver))
         step_loop.start(parts)
+        self._serves = True
         _log.info("worker serves", extra={"worker_id": info.worker_id, "address": info.address})
         return info
 
     def stop(self) -> None:
-        """End all threads; streams in flight end with an error."""
-        if self._step_loop is not None:
-            self._step_loop.stop()
-        if self._driver is not None:
-            self._await(self._driver.wait_closed())
-        if self._server is not None:
-            self._await(self._server.stop(grace=0.5))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._loop_thread.join(STOP_TIMEOUT_S)
-        self._loop.close()
+        """End all threads; streams in flight end with an error.
+
+        Every part is ended even if another one cannot be; the first error is raised.
+        """
+        run_every_step(
+            self._stop_engine, self._close_links, self._stop_server, self._stop_event_loop
+        )
 
     def is_alive(self) -> bool:
-        """Whether the engine thread serves."""
-        return self._step_loop is not None and self._step_loop.is_alive()
+        """Whether the engine thread serves: it has neither ended nor does it hang."""
+        step_loop = self._step_loop
+        return (
+            step_loop is not None
+            and step_loop.is_alive()
+            and step_loop.seconds_since_turn() <= ENGINE_TURN_MAX_S
+        )
 
     def snapshot(self) -> EngineSnapshot:
         """Load, KV accounts and counters after the engine's last turn."""
@@ -150,6 +155,24 @@ class WorkerProcess:
         await server.start()
         self._server = server
         return info
+
+    def _stop_engine(self) -> None:
+        if self._step_loop is not None and self._serves:
+            self._step_loop.stop()
+
+    def _close_links(self) -> None:
+        if self._driver is not None and self._serves:
+            self._await(self._driver.wait_closed())
+
+    def _stop_server(self) -> None:
+        if self._server is not None:
+            self._await(self._server.stop(grace=0.5))
+
+    def _stop_event_loop(self) -> None:
+        if self._loop_thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(STOP_TIMEOUT_S)
+        self._loop.close()
 
     def _group(self) -> WorkerGroupConfig:
         groups = self._config.workers

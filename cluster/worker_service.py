@@ -6,8 +6,6 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-import grpc
-
 from decode_worker.attempt_stream import AttemptStream
 from decode_worker.intake import CancelAttempt, StartAttempt
 from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
@@ -18,13 +16,16 @@ from kvferry.convert import (
     kv_batch_to_wire,
     load_to_wire,
 )
-from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.errors import WorkerUnavailable
+from kvferry.limits import WRITER_CHECK_INTERVAL_S
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.rpc.v1 import worker_pb2_grpc
+from kvferry.rpc_errors import status_of_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from typing import NoReturn
+    from collections.abc import AsyncIterator, Callable
+
+    import grpc
 
     from engine.step_loop import StepLoop
     from kvferry.kv_events import KvEventBatch
@@ -42,43 +43,41 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker.AttemptRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker.AttemptOutput]:
         """Run one attempt. The end of the call, however it comes, ends the attempt."""
-        try:
+        async with status_of_errors(context):
             if request.incarnation != self._info.incarnation:
                 raise WorkerUnavailable(
                     f"incarnation {request.incarnation} of {self._info.worker_id} is gone"
                 )
             attempt = attempt_request_from_wire(request)
-        except KvferryError as error:
-            await _abort(context, error)
-        stream = AttemptStream()
-        self._step_loop.post(StartAttempt(attempt, stream))
-        try:
-            async for output in stream.outputs(self._step_loop.is_alive):
-                yield attempt_output_to_wire(output)
-        except KvferryError as error:
-            await _abort(context, error)
-        finally:
-            # A no-op for an attempt that has ended.
-            self._step_loop.post(CancelAttempt(attempt.id, stream))
+            stream = AttemptStream()
+            self._step_loop.post(StartAttempt(attempt, stream))
+            try:
+                async for output in stream.outputs(self._step_loop.is_alive):
+                    yield attempt_output_to_wire(output)
+            finally:
+                # A no-op for an attempt that has ended.
+                self._step_loop.post(CancelAttempt(attempt.id, stream))
 
     async def KvEvents(
         self, request: worker.KvEventsRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker.KvEventBatch]:
         """Stream what the radix cache holds, a snapshot first."""
-        subscription = _Subscription(asyncio.get_running_loop())
-        self._step_loop.post(Subscribe(subscription))
-        try:
-            while (batch := await subscription.next()) is not None:
-                yield kv_batch_to_wire(batch)
-        finally:
-            self._step_loop.post(Unsubscribe(subscription))
+        async with status_of_errors(context):
+            subscription = _Subscription(asyncio.get_running_loop())
+            self._step_loop.post(Subscribe(subscription))
+            try:
+                async for batch in subscription.batches(self._step_loop.is_alive):
+                    yield kv_batch_to_wire(batch)
+            finally:
+                self._step_loop.post(Unsubscribe(subscription))
 
     async def Status(
         self, request: worker.WorkerStatusRequest, context: grpc.aio.ServicerContext
     ) -> worker.WorkerStatusResponse:
         """The engine thread's last snapshot; never waits for a step."""
-        if not self._step_loop.is_alive():
-            await _abort(context, WorkerUnavailable("the engine has stopped"))
+        async with status_of_errors(context):
+            if not self._step_loop.is_alive():
+                raise WorkerUnavailable("the engine has stopped")
         snapshot = self._step_loop.snapshot
         return worker.WorkerStatusResponse(
             worker_id=self._info.worker_id,
@@ -110,18 +109,24 @@ class _Subscription:
     def end(self) -> None:
         self._post(None)
 
-    async def next(self) -> KvEventBatch | None:
-        """The next batch in order; None at the end."""
-        batch = await self._queue.get()
-        if batch is not None:
+    async def batches(self, is_alive: Callable[[], bool]) -> AsyncIterator[KvEventBatch]:
+        """The batches in order, up to the end of the subscription.
+
+        `is_alive` tells whether somebody still writes; once it is False and nothing is left to
+        read, `WorkerUnavailable` is raised.
+        """
+        while True:
+            try:
+                batch = await asyncio.wait_for(self._queue.get(), WRITER_CHECK_INTERVAL_S)
+            except TimeoutError:
+                if is_alive():
+                    continue
+                raise WorkerUnavailable("the engine has stopped") from None
+            if batch is None:
+                return
             self._taken_blocks += blocks_in(batch)
-        return batch
+            yield batch
 
     def _post(self, item: KvEventBatch | None) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
-
-
-async def _abort(context: grpc.aio.ServicerContext, error: KvferryError) -> NoReturn:
-    await context.abort(grpc.StatusCode[error.status.grpc], str(error))
-    raise AssertionError("abort always raises")

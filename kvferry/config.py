@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import types
+import math
 import typing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -87,10 +87,10 @@ class CacheConfig:
 class SchedulerConfig:
     """What one engine step may contain."""
 
-    chunk_tokens: int = 256
+    chunk_tokens: int = 192
     """Most prompt tokens computed in one step, over all requests. A step cannot be interrupted,
-    so this also bounds how long a cancelled request keeps its KV: 256 tokens of a 135M model are
-    about 0.7 s of one core."""
+    so this also bounds how long a cancelled request keeps its KV: 192 tokens of a 135M model are
+    about 0.65 s of one core."""
     running_max: int = 32
     """Most sequences decoded together."""
     queue_max: int = 256
@@ -197,16 +197,26 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError("config", f"cannot read {file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError("config", f"{file} is not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("config", f"{file} is not UTF-8: {error}") from error
+    values = _parse_yaml("config", text, str(file))
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError("config", f"{file} must contain a mapping")
     return values
+
+
+def _parse_yaml(name: str, text: str, what: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: what looks like a date and is none. YAML's own messages have many lines.
+        problem = " ".join(str(error).split())
+        raise ConfigError(name, f"{what} is not valid YAML: {problem}") from error
 
 
 def _set_dotted(values: dict[str, Any], dotted: str, text: str) -> None:
@@ -217,7 +227,7 @@ def _set_dotted(values: dict[str, Any], dotted: str, text: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(dotted, f"{name} is not a section")
         node = child
-    node[last] = yaml.safe_load(text)
+    node[last] = _parse_yaml(dotted, text, repr(text))
 
 
 def _build(kind: type, values: Any, prefix: str) -> Any:
@@ -248,39 +258,70 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         if value not in choices:
             raise ConfigError(name, f"is {value!r}; must be one of {', '.join(choices)}")
         return kind(value)
-    if isinstance(kind, types.UnionType):
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if kind is float:
+        return _to_float(value, name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(name, f"is {value!r}; must be a {kind.__name__}")
     return value
 
 
+def _to_float(value: Any, name: str) -> float:
+    """Also from text: YAML reads `1e3`, without a point, as text."""
+    try:
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    except (ValueError, OverflowError):
+        pass  # Refused below, like what is no number at all.
+    raise ConfigError(name, f"is {value!r}; must be a finite number")
+
+
+_AT_LEAST: Mapping[str, float] = {
+    "model.context_length": 2,
+    "cache.page_size": 1,
+    "cache.memory_bytes": 1,
+    "cache.rows": 1,
+    "scheduler.chunk_tokens": 1,
+    "scheduler.running_max": 1,
+    "scheduler.queue_max": 0,
+    "handoff.staging_buffer_bytes": 1,
+    "handoff.staging_buffers": 1,
+    "handoff.local_prefill_tokens_max": 0,
+    "router.port": 0,
+    "router.requests_max": 1,
+    "restart_backoff_s": 0,
+} | {
+    f"workers.{role}.{setting}": low
+    for role in ("prefill", "decode", "both")
+    for setting, low in {"count": 0, "cpus": 0, "gpus": 0, "threads": 1}.items()
+}
+_ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
+_AT_MOST: Mapping[str, float] = {"router.port": 65535}
+_NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
+
+
 def _validate(config: ClusterConfig) -> None:
-    for name, low, value in (
-        ("model.context_length", 2, config.model.context_length),
-        ("cache.page_size", 1, config.cache.page_size),
-        ("cache.memory_bytes", 1, config.cache.memory_bytes),
-        ("cache.rows", 1, config.cache.rows),
-        ("scheduler.chunk_tokens", 1, config.scheduler.chunk_tokens),
-        ("scheduler.running_max", 1, config.scheduler.running_max),
-        ("scheduler.queue_max", 0, config.scheduler.queue_max),
-        ("handoff.staging_buffer_bytes", 1, config.handoff.staging_buffer_bytes),
-        ("handoff.staging_buffers", 1, config.handoff.staging_buffers),
-        ("router.port", 0, config.router.port),
-        ("router.requests_max", 1, config.router.requests_max),
-    ):
-        if value < low:
-            raise ConfigError(name, f"is {value}; must be at least {low}")
+    _validate_values(config)
     groups = config.workers
-    for role in ("prefill", "decode", "both"):
-        group: WorkerGroupConfig = getattr(groups, role)
-        if group.count < 0:
-            raise ConfigError(f"workers.{role}.count", f"is {group.count}; must not be negative")
-        if group.threads < 1:
-            raise ConfigError(f"workers.{role}.threads", f"is {group.threads}; must be at least 1")
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+
+
+def _validate_values(config: ClusterConfig) -> None:
+    """What each setting allows by itself."""
+    values = dict(_leaves(config, ""))
+    for name, low in _AT_LEAST.items():
+        if values[name] < low:
+            raise ConfigError(name, f"is {values[name]}; must be at least {low}")
+    for name in _ABOVE_ZERO:
+        if values[name] <= 0:
+            raise ConfigError(name, f"is {values[name]}; must be above 0")
+    for name, high in _AT_MOST.items():
+        if values[name] > high:
+            raise ConfigError(name, f"is {values[name]}; must be at most {high}")
+    for name in _NOT_EMPTY:
+        if not values[name]:
+            raise ConfigError(name, "must not be empty")

@@ -192,7 +192,7 @@ def test_a_restarted_router_keeps_its_port(running, clock):
 
 def test_shut_down_stops_what_lives_and_nothing_starts_again(running, clock):
     running.ended(DECODE.name, 1, "killed")
-    assert running.shut_down() == [Stop("router-0", 1), Stop("prefill-0", 1)]
+    assert running.shut_down() == ((Stop("router-0", 1),), (Stop("prefill-0", 1),))
     assert running.membership.workers == ()
     running.ended(PREFILL.name, 1, "stopped")
     clock.advance(1000.0)

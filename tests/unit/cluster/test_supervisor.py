@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from cluster import supervisor as supervisor_module
 from cluster.cluster_state import ClusterState, Phase
 from cluster.launcher import MemberEnded, StartRefused
 from cluster.members import RouterInfo, RouterSpec, WorkerSpec
@@ -28,6 +31,9 @@ class FakeMember:
         self.memberships = asyncio.Queue()
         self.stops = 0
         self.kills = 0
+        self.alive = True
+        self.kill_error = None
+        self.log = []
 
     async def start(self):
         await asyncio.sleep(0)
@@ -43,18 +49,24 @@ class FakeMember:
         await asyncio.shield(self.end)
 
     async def is_alive(self):
-        return True
+        return self.alive
 
     async def set_membership(self, membership):
         self.memberships.put_nowait(membership)
 
     async def stop(self):
         self.stops += 1
+        self.log.append(f"{self.spec.name} stops")
+        await asyncio.sleep(0.01)
+        self.log.append(f"{self.spec.name} has stopped")
+        self.alive = False
         if self.stop_hangs:
             raise MemberEnded("gone before it could stop")
 
     def kill(self):
         self.kills += 1
+        if self.kill_error is not None:
+            raise self.kill_error
 
     def die(self):
         self.end.set_exception(MemberEnded("killed"))
@@ -64,10 +76,15 @@ class FakeMember:
 class FakeLauncher:
     def __init__(self, **options):
         self.members = {}
+        self.log = []
+        self.failures = {}
         self.options = options
 
     def launch(self, spec, launch):
+        if (spec.name, launch) in self.failures:
+            raise self.failures[spec.name, launch]
         member = FakeMember(spec, launch, **self.options)
+        member.log = self.log
         self.members[spec.name, launch] = member
         return member
 
@@ -168,5 +185,72 @@ def test_waiting_for_a_change_ends_without_one():
         view = await until(supervisor, lambda view: view.is_complete)
         later = await supervisor.wait_for_change(view.changes + 100, timeout_s=0.01)
         assert later.is_complete
+
+    supervise(scenario)
+
+
+@pytest.fixture
+def quick_health(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "HEALTH_INTERVAL_S", 0.01)
+
+
+def test_a_member_that_says_it_is_dead_is_killed_and_launched_again(quick_health):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        launcher.members["decode-0", 1].alive = False
+        gone = await until(supervisor, lambda view: not view.membership.workers)
+        assert gone.reports[1].last_end == "the engine has stopped"
+        await until(supervisor, lambda view: view.is_complete)
+        assert launcher.members["decode-0", 1].kills == 1
+        assert launcher.members["decode-0", 2].kills == 0
+
+    supervise(scenario)
+
+
+def test_routers_have_stopped_before_workers_are_asked_to(quick_health):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+
+    _, launcher = supervise(scenario)
+    assert launcher.log == [
+        "router-0 stops",
+        "router-0 has stopped",
+        "decode-0 stops",
+        "decode-0 has stopped",
+    ]
+
+
+def test_a_router_that_stops_is_not_told_that_its_workers_are_gone():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+
+    _, launcher = supervise(scenario)
+    told = launcher.members["router-0", 1].memberships
+    last = None
+    while not told.empty():
+        last = told.get_nowait()
+    assert last is None or last.workers
+
+
+def test_a_launch_that_fails_is_reported_and_tried_again():
+    async def scenario(supervisor, launcher):
+        launcher.failures["decode-0", 1] = OSError("no more processes")
+        view = await until(supervisor, lambda view: view.reports[1].last_end)
+        assert "no more processes" in view.reports[1].last_end
+        await until(supervisor, lambda view: view.is_complete)
+
+    supervise(scenario)
+
+
+def test_a_kill_that_fails_does_not_end_supervision():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        first = launcher.members["decode-0", 1]
+        first.kill_error = RuntimeError("Ray is confused")
+        first.die()
+        gone = await until(supervisor, lambda view: not view.membership.workers)
+        assert gone.reports[1].last_end == "killed"
+        await until(supervisor, lambda view: view.is_complete)
+        assert launcher.members["decode-0", 2].kills == 0
 
     supervise(scenario)

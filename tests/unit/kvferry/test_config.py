@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kvferry.config import (
     CacheConfig,
@@ -29,10 +30,7 @@ def test_without_any_source_the_defaults_hold():
 
 
 def test_the_file_in_the_repository_states_every_default():
-    assert load_config(DEFAULT_FILE, {}, {}) == ClusterConfig()
-    text = DEFAULT_FILE.read_text()
-    for name, _ in settings():
-        assert f"{name.rpartition('.')[2]}:" in text, name
+    assert yaml.safe_load(DEFAULT_FILE.read_text()) == to_mapping(ClusterConfig())
 
 
 def test_flags_win_over_variables_and_these_over_the_file(tmp_path):
@@ -77,7 +75,25 @@ def test_settings_names_each_leaf_with_its_default():
         ("cache: {page_size: 1.5}", "cache.page_size", "must be a int"),
         ("cache: {radix: 1}", "cache.radix", "must be a bool"),
         ("model: {dtype: float8}", "model.dtype", "must be one of float32, float16, bfloat16"),
-        ("workers: {prefill: {count: -1}}", "workers.prefill.count", "negative"),
+        ("workers: {prefill: {count: -1}}", "workers.prefill.count", "at least 0"),
+        ("workers: {both: {cpus: -0.5}}", "workers.both.cpus", "at least 0"),
+        ("workers: {both: {gpus: -1}}", "workers.both.gpus", "at least 0"),
+        ("handoff: {link_timeout_s: 0}", "handoff.link_timeout_s", "above 0"),
+        ("handoff: {link_timeout_s: -1.5}", "handoff.link_timeout_s", "above 0"),
+        ("handoff: {local_prefill_tokens_max: -1}", "handoff.local_prefill_tokens_max", "least 0"),
+        ("handoff: {staging_buffers: 0}", "handoff.staging_buffers", "at least 1"),
+        ("router: {port: 65536}", "router.port", "at most 65535"),
+        ("router: {port: -1}", "router.port", "at least 0"),
+        ("router: {host: ''}", "router.host", "must not be empty"),
+        ("router: {status_interval_s: 0}", "router.status_interval_s", "above 0"),
+        ("router: {request_timeout_s: .nan}", "router.request_timeout_s", "finite number"),
+        ("router: {request_timeout_s: .inf}", "router.request_timeout_s", "finite number"),
+        ("router: {request_timeout_s: -1}", "router.request_timeout_s", "above 0"),
+        ("router: {request_timeout_s: soon}", "router.request_timeout_s", "finite number"),
+        ("router: {request_timeout_s: true}", "router.request_timeout_s", "finite number"),
+        (f"router: {{request_timeout_s: 1{'0' * 400}}}", "router.request_timeout_s", "finite"),
+        ("restart_backoff_s: -0.1", "restart_backoff_s", "at least 0"),
+        ("cache: 2026-99-99", "config", "not valid YAML"),
         ("workers: {decode: {threads: 0}}", "workers.decode.threads", "at least 1"),
         ("workers: {decode: {count: 0}}", "workers.decode.count", "no worker could decode"),
         (
@@ -97,3 +113,25 @@ def test_what_cannot_be_used_is_named(text, field, hint, tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*nowhere"):
         load_config(tmp_path / "nowhere.yaml", {}, {})
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_bytes(b"worker_host: \xff\n")
+    with pytest.raises(ConfigError, match="is not UTF-8") as refused:
+        load_config(file, {}, {})
+    assert refused.value.field == "config"
+
+
+@pytest.mark.parametrize("text", ["[", "2026-99-99", "a: b: c"])
+def test_a_flag_that_is_no_yaml_is_named_in_one_line(text):
+    with pytest.raises(ConfigError, match="not valid YAML") as refused:
+        load_config(None, {}, {"model.path": text})
+    assert refused.value.field == "model.path"
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("2.5E+1", 25.0), ("7", 7.0)])
+def test_a_number_is_whatever_reads_as_one(text, value):
+    config = load_config(None, {}, {"router.request_timeout_s": text})
+    assert config.router.request_timeout_s == value

@@ -1,0 +1,42 @@
+"""Ends a gRPC call with the status of `errors.STATUS`, and a fault of ours with INTERNAL."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from kvferry.errors import InternalError, KvferryError, Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+_log = logging.getLogger(__name__)
+
+RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""gRPC's own trailing metadata for "try again after"; its clients' retry policies read it."""
+
+
+@contextlib.asynccontextmanager
+async def status_of_errors(context: Any) -> AsyncIterator[None]:
+    """The outermost frame of every handler."""
+    try:
+        yield
+    except KvferryError as error:
+        failure = error
+    except Exception:  # noqa: BLE001 - the handler's outermost frame; ends the call
+        _log.exception("a call failed for a fault of ours")
+        failure = InternalError("a fault of the server; its log has the details")
+    else:
+        return
+    await abort(context, failure)
+
+
+async def abort(context: Any, error: KvferryError) -> None:
+    """End the call; `Overloaded` tells gRPC's own retry policies when to try again."""
+    trailing: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        trailing = ((RETRY_PUSHBACK_KEY, str(round(1000 * error.retry_after_s))),)
+    await context.abort(grpc.StatusCode[error.status.grpc], str(error), trailing)
