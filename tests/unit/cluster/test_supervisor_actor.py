@@ -4,9 +4,16 @@ import asyncio
 
 import pytest
 
+from cluster import supervisor_actor
 from cluster.supervisor import Supervisor
 from cluster.supervisor_actor import SupervisorActor
 from kvferry.config import ClusterConfig, to_mapping
+
+
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch):
+    """The actor configures its process's logging, which here is that of all tests."""
+    monkeypatch.setattr(supervisor_actor, "configure_logging", lambda _process: None)
 
 
 class NoLauncher:

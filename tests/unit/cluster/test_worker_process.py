@@ -1,0 +1,115 @@
+"""One real worker over a tiny model: how it ends, and how that is seen from outside."""
+
+from __future__ import annotations
+
+import socket
+
+import grpc
+import pytest
+
+from cluster.worker_process import WorkerProcess
+from kvferry.config import load_config
+from kvferry.errors import InternalError
+from kvferry.ids import WorkerId
+from kvferry.limits import ENGINE_TURN_MAX_S
+from kvferry.membership import Role
+from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
+from tests.support.tiny_llama import TinyLlama, make_tiny_llama
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    directory = make_tiny_llama(tmp_path_factory.mktemp("tiny"), TinyLlama(vocab_size=512))
+    settings = {
+        "model.path": str(directory),
+        "model.context_length": "128",
+        "cache.memory_bytes": str(2**20),
+        "cache.rows": "4",
+    }
+    return load_config(None, {}, settings)
+
+
+def new_worker(config):
+    return WorkerProcess(config, WorkerId("both-0"), Role.BOTH)
+
+
+@pytest.fixture
+def worker(config):
+    made = new_worker(config)
+    info = made.start()
+    yield made, info
+    if not made._loop.is_closed():
+        made.stop()
+
+
+class FakeStepLoop:
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def is_alive(self):
+        return True
+
+    def seconds_since_turn(self):
+        return self.seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "alive"), [(ENGINE_TURN_MAX_S - 1, True), (ENGINE_TURN_MAX_S + 1, False)]
+)
+def test_an_engine_thread_that_hangs_is_not_alive(config, seconds, alive):
+    made = new_worker(config)
+    assert not made.is_alive(), "not started yet"
+    made._step_loop = FakeStepLoop(seconds)
+    assert made.is_alive() == alive
+    made.stop()
+
+
+def test_an_exception_on_the_engine_thread_is_seen_and_ends_what_waits_for_it(worker):
+    made, info = worker
+    assert made.is_alive()
+    with grpc.insecure_channel(info.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        events = stub.KvEvents(worker_pb2.KvEventsRequest())
+        next(events)
+        made._step_loop.post("no part takes this")
+        wait_until("engine ended", lambda: not made.is_alive(), within_s=5.0)
+        assert list(events) == [], "the feed has told that there will be no more"
+        for call in (
+            lambda: list(stub.KvEvents(worker_pb2.KvEventsRequest(), timeout=10.0)),
+            lambda: stub.Status(worker_pb2.WorkerStatusRequest(), timeout=10.0),
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                call()
+            assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert "the engine has stopped" in failed.value.details()
+
+
+def test_an_engine_that_cannot_be_stopped_keeps_nothing_else_from_ending(worker, monkeypatch):
+    made, info = worker
+    stop = made._step_loop.stop
+
+    def stop_late():
+        stop()
+        raise InternalError("engine thread still in a step")
+
+    monkeypatch.setattr(made._step_loop, "stop", stop_late)
+    with pytest.raises(InternalError, match="still in a step"):
+        made.stop()
+    assert made._loop.is_closed()
+    host, port = info.address.split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=1.0)
+
+
+def test_a_worker_that_cannot_start_can_be_stopped(config, monkeypatch):
+    made = new_worker(config)
+
+    def fail():
+        raise InternalError("no model")
+
+    monkeypatch.setattr(made, "_build", fail)
+    with pytest.raises(InternalError):
+        made.start()
+    made.stop()
+    assert made._loop.is_closed()

@@ -1,0 +1,119 @@
+"""The worker's gRPC service over an engine thread that is none, read by the router's client."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from cluster import worker_service
+from cluster.worker_service import WorkerService
+from decode_worker.intake import CancelAttempt, StartAttempt
+from engine.kv_event_feed import Subscribe, Unsubscribe
+from kvferry.errors import InternalError, Overloaded, WorkerUnavailable
+from kvferry.generation import AttemptRequest
+from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.membership import Role, WorkerInfo
+from kvferry.rpc.v1 import worker_pb2_grpc
+from kvferry.sampling import SamplingParams
+from router.worker_client import GrpcWorkerClient
+
+
+class FakeStepLoop:
+    """Answers each attempt with `answer`."""
+
+    def __init__(self, answer=None, *, alive=True):
+        self.answer = answer
+        self.alive = alive
+        self.posted = []
+
+    def is_alive(self):
+        return self.alive
+
+    def post(self, event):
+        self.posted.append(type(event))
+        if isinstance(event, StartAttempt) and self.answer is not None:
+            event.stream.deliver(self.answer)
+
+
+def serve(step_loop, scenario):
+    """Run `scenario(client)` against a served `step_loop`."""
+
+    async def run():
+        server = grpc.aio.server()
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        info = WorkerInfo(WorkerId("decode-0"), Role.DECODE, Incarnation(7), address)
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(info, step_loop), server)
+        await server.start()
+        client = GrpcWorkerClient(info)
+        try:
+            async with asyncio.timeout(10.0):
+                await scenario(client)
+        finally:
+            await client.close()
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
+ATTEMPT = AttemptRequest(
+    id=AttemptId(RequestId("request"), Attempt(1)),
+    prompt=np.array([1, 2], np.int32),
+    sampling=SamplingParams(),
+    extra_key=ExtraKey(""),
+    source=None,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick_checks(monkeypatch):
+    monkeypatch.setattr(worker_service, "WRITER_CHECK_INTERVAL_S", 0.01)
+
+
+def test_an_overloaded_worker_says_when_to_try_again():
+    async def scenario(client):
+        with pytest.raises(Overloaded, match="the queue is full") as refused:
+            await client.generate(ATTEMPT, timeout_s=5.0).read()
+        assert refused.value.retry_after_s == 2.5
+
+    step_loop = FakeStepLoop(Overloaded("the queue is full", 2.5))
+    serve(step_loop, scenario)
+    assert step_loop.posted == [StartAttempt, CancelAttempt]
+
+
+def test_another_incarnation_is_refused_as_gone_and_reaches_no_engine():
+    async def scenario(client):
+        client._info = WorkerInfo(
+            client._info.worker_id, client._info.role, Incarnation(6), client._info.address
+        )
+        with pytest.raises(WorkerUnavailable, match="incarnation 6 of decode-0 is gone"):
+            await client.generate(ATTEMPT, timeout_s=5.0).read()
+
+    step_loop = FakeStepLoop()
+    serve(step_loop, scenario)
+    assert step_loop.posted == []
+
+
+def test_a_fault_of_ours_ends_the_call_as_internal():
+    class Broken(FakeStepLoop):
+        def post(self, event):
+            if isinstance(event, StartAttempt):
+                raise ValueError("a bug")
+
+    async def scenario(client):
+        with pytest.raises(InternalError, match="a fault of the server"):
+            await client.generate(ATTEMPT, timeout_s=5.0).read()
+
+    serve(Broken(), scenario)
+
+
+def test_kv_events_of_a_dead_engine_end():
+    async def scenario(client):
+        with pytest.raises(WorkerUnavailable, match="the engine has stopped"):
+            await anext(client.kv_events())
+
+    step_loop = FakeStepLoop(alive=False)
+    serve(step_loop, scenario)
+    assert step_loop.posted == [Subscribe, Unsubscribe]
