@@ -55,7 +55,6 @@ from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from kv_transfer.hosts import SinkHost, SourceHost
@@ -99,7 +98,9 @@ class HandoffDriver:
                 f"is {config.staging_buffer_bytes}; one token has"
                 f" {kv_cache.layout.bytes_per_token} bytes of KV",
             )
-        hello = Hello(worker_id, incarnation, kv_cache.layout.layout_hash)
+        hello = Hello(
+            worker_id, incarnation, kv_cache.layout.layout_hash, config.staging_buffer_bytes
+        )
         deadlines = build_deadlines(config.link_timeout_s)
         self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines)
         factory = link_factory or GlooLinkFactory(
@@ -107,7 +108,6 @@ class HandoffDriver:
             config.link_timeout_s,
             config.staging_buffers,
             config.staging_buffer_bytes,
-            clock,
         )
         self._hub = SessionHub(hello, loop, post, factory, config.link_timeout_s)
         self._source = SourceSide(self._endpoint)
@@ -142,7 +142,8 @@ class HandoffDriver:
     ) -> None:
         """Have `source` compute `prompt` and move its KV here.
 
-        Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted.
+        Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted. Raises
+        `DuplicateRequest`, and nothing begins, if `key` has been fetched before.
         """
         self._sink.fetch(key, source, prompt, sampling, extra_key)
 
@@ -192,10 +193,6 @@ class HandoffDriver:
         """Handoffs that have not ended, of both sides."""
         return len(self._source) + len(self._sink)
 
-    def handoffs_by_state(self) -> Counter[str]:
-        """Open handoffs, counted by side and state: `source_queued`, `sink_receiving`, ..."""
-        return self._source.by_state() + self._sink.by_state()
-
     @property
     def counters(self) -> Mapping[str, int]:
         """What happened since the start."""
@@ -203,8 +200,8 @@ class HandoffDriver:
 
     @property
     def link_bytes_per_s(self) -> float:
-        """Measured rate of the links on which this worker sends; 0 before the first payload."""
-        return self._source.link_bytes_per_s
+        """Measured rate of the links into this worker while busy; 0 before the first payload."""
+        return self._sink.rate.bytes_per_s
 
     def flush(self) -> None:
         """Nothing is gathered: messages and payloads leave as they are made."""
@@ -237,7 +234,6 @@ class HandoffDriver:
             self._source.session_opened(event.session, event.peer)
 
     def _on_session_lost(self, event: SessionLost) -> None:
-        self._endpoint.counters["sessions_lost"] += 1
         if event.session.is_source:
             self._source.session_lost(event.session, event.reason)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,6 @@ class PayloadSent:
     session: Session
     generation: int
     seq: int
-    busy_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,16 +91,3 @@ class LinkFailed:
     session: Session
     generation: int
     reason: str
-
-
-DriverEvent: TypeAlias = (
-    SessionOpened
-    | MessageCame
-    | SessionLost
-    | SenderBuilt
-    | PayloadSent
-    | ReceiverBuilt
-    | ReceivesPosted
-    | PayloadArrived
-    | LinkFailed
-)

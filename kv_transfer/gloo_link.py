@@ -25,7 +25,6 @@ from kv_transfer.staging import StagingRing
 if TYPE_CHECKING:
     from kv_transfer.link import ReceiverListener, SenderListener
     from kv_transfer.rendezvous import RendezvousStore
-    from kvferry.clock import Clock
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,20 +49,17 @@ _Gloo: Any = ProcessGroupGloo
 class GlooLinkFactory:
     """Links of one worker, bound to one local address."""
 
-    def __init__(
-        self, host: str, timeout_s: float, buffers: int, buffer_bytes: int, clock: Clock
-    ) -> None:
+    def __init__(self, host: str, timeout_s: float, buffers: int, buffer_bytes: int) -> None:
         self._host = host
         self._timeout = timedelta(seconds=timeout_s)
         self._buffers = buffers
         self._buffer_bytes = buffer_bytes
-        self._clock = clock
 
     def open_sender(
         self, generation: int, store: RendezvousStore, listener: SenderListener
     ) -> GlooSender:
         """Start the source's end on a thread of its own."""
-        sender = GlooSender(self.connect, store, listener, self._timeout, self._clock)
+        sender = GlooSender(self.connect, store, listener, self._timeout)
         sender.start(f"link-{generation}-send")
         return sender
 
@@ -115,7 +111,6 @@ class _InFlight:
     trailer: torch.Tensor
     payload_work: Work
     trailer_work: Work
-    posted_at: float
 
 
 def _tags(seq: int) -> tuple[int, int]:
@@ -190,13 +185,10 @@ class GlooSender(_GlooEnd):
         store: RendezvousStore,
         listener: SenderListener,
         timeout: timedelta,
-        clock: Clock,
     ) -> None:
         super().__init__(connect, store, listener, timeout)
         self._listener = listener
-        self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
-        self._free_at = 0.0
 
     def send(self, seq: int, payload: torch.Tensor) -> None:
         """Send `payload` (uint8), which must stay unchanged until `sent`."""
@@ -225,25 +217,19 @@ class GlooSender(_GlooEnd):
     def _post(self, group: Group, seq: int, payload: torch.Tensor) -> _InFlight:
         payload_tag, trailer_tag = _tags(seq)
         trailer = torch.tensor([seq, payload.numel()], dtype=torch.int64)
-        posted_at = self._clock.now()
         return _InFlight(
             seq,
             payload,
             trailer,
             group.send([payload], _SINK_RANK, payload_tag),
             group.send([trailer], _SINK_RANK, trailer_tag),
-            posted_at,
         )
 
     def _complete_oldest(self) -> None:
         flight = self._in_flight[0]
         self._await(flight)
         self._in_flight.popleft()
-        now = self._clock.now()
-        # Several are in flight; each is charged only for the time since the one before it.
-        busy_s = now - max(flight.posted_at, self._free_at)
-        self._free_at = now
-        self._listener.sent(flight.seq, busy_s)
+        self._listener.sent(flight.seq)
 
 
 class GlooReceiver(_GlooEnd):
@@ -308,7 +294,6 @@ class GlooReceiver(_GlooEnd):
             trailer,
             group.recv([payload], _SOURCE_RANK, payload_tag),
             group.recv([trailer], _SOURCE_RANK, trailer_tag),
-            0.0,
         )
         self._posted.append((buffer, flight))
 

@@ -53,7 +53,10 @@ class SinkHost(Protocol):
         ...
 
     def first_token(self, key: HandoffKey, token: OutputToken) -> None:
-        """Stream it at once; the KV is still under way."""
+        """Stream it at once; the KV is still under way.
+
+        Raise a `KvferryError` if it cannot be: the handoff fails, and `failed` follows.
+        """
         ...
 
     def adopted(self, key: HandoffKey, usage: AttemptUsage) -> None:
@@ -61,5 +64,9 @@ class SinkHost(Protocol):
         ...
 
     def failed(self, key: HandoffKey, error: KvferryError) -> None:
-        """The handoff has ended without its KV: release what was reserved."""
+        """The handoff has ended without its KV: release what was reserved.
+
+        `HandoffFailed`, which may be tried again; `Overloaded` or an error of kind INVALID_INPUT
+        where the source has refused the prompt for that reason.
+        """
         ...

@@ -51,7 +51,7 @@ class LinkCensus:
             await self._changed.wait()
 
 
-class LinkIntake:
+class SessionLinks:
     """At most one link generation of a session; a newer one closes the one before."""
 
     def __init__(
@@ -147,9 +147,9 @@ class _SenderReporter:
     def built(self) -> None:
         """The sink's credit says so too, and later: nothing to report."""
 
-    def sent(self, seq: int, busy_s: float) -> None:
+    def sent(self, seq: int) -> None:
         """A payload has left."""
-        self._post(PayloadSent(self._session, self._generation, seq, busy_s))
+        self._post(PayloadSent(self._session, self._generation, seq))
 
     def failed(self, reason: str) -> None:
         """The generation has ended: tell the peer and the engine."""

@@ -34,8 +34,8 @@ class SenderListener(Protocol):
         """The group exists here; the peer may still be building."""
         ...
 
-    def sent(self, seq: int, busy_s: float) -> None:
-        """The payload has left its buffer, after `busy_s` seconds of its own on the wire."""
+    def sent(self, seq: int) -> None:
+        """The payload has left its buffer."""
         ...
 
     def failed(self, reason: str) -> None:

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class OutgoingLink:
     """Credits, staging buffers and the payloads in flight of one generation."""
 
-    def __init__(self, generation: int, endpoint: Endpoint, now_s: float) -> None:
-        config = endpoint.config
+    def __init__(
+        self, generation: int, endpoint: Endpoint, payload_bytes_max: int, now_s: float
+    ) -> None:
         self.core = SendingLinkCore(generation, endpoint.deadlines, now_s)
-        self.chunk_tokens = config.staging_buffer_bytes // endpoint.kv_cache.layout.bytes_per_token
-        """Tokens of all layers that fit one staging buffer."""
-        self._ring = StagingRing(config.staging_buffers, config.staging_buffer_bytes)
-        self._in_flight: deque[tuple[int, int, int]] = deque()
+        self.chunk_tokens = payload_bytes_max // endpoint.kv_cache.layout.bytes_per_token
+        """Tokens of all layers that fit one staging buffer here and at the sink."""
+        self._ring = StagingRing(endpoint.config.staging_buffers, payload_bytes_max)
+        self._in_flight: deque[tuple[int, int]] = deque()
         self._link: SendingLink | None = None
 
     def attach(self, link: SendingLink) -> None:
@@ -48,10 +49,10 @@ class OutgoingLink:
         index = self._ring.take()
         return index, self._ring.buffer(index)
 
-    def post(self, buffer: int, payload_bytes: int, now_s: float) -> int:
+    def post(self, buffer: int, now_s: float) -> int:
         """Use one credit for the payload in `buffer`; its sequence number."""
         seq = self.core.post(now_s)
-        self._in_flight.append((seq, buffer, payload_bytes))
+        self._in_flight.append((seq, buffer))
         return seq
 
     def send(self, seq: int, payload: torch.Tensor) -> None:
@@ -59,10 +60,9 @@ class OutgoingLink:
         assert self._link is not None
         self._link.send(seq, payload)
 
-    def completed(self, seq: int, now_s: float) -> int:
-        """The oldest payload has left; its bytes."""
-        expected, buffer, payload_bytes = self._in_flight.popleft()
+    def completed(self, seq: int, now_s: float) -> None:
+        """The oldest payload has left."""
+        expected, buffer = self._in_flight.popleft()
         assert expected == seq, f"payload {seq} left before {expected}"
         self._ring.give_back(buffer)
         self.core.completed(now_s)
-        return payload_bytes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from kv_transfer.events import LinkFailed, MessageCame, SessionLost, SessionOpened
-from kv_transfer.intake import LinkCensus, LinkIntake
+from kv_transfer.intake import LinkCensus, SessionLinks
 from kv_transfer.protocol.errors import IllegalEvent
 from kv_transfer.protocol.messages import Chunk, Hello, LinkDown, LinkRendezvous, SessionMessage
 from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
@@ -98,7 +98,7 @@ class Session:
         self._outbox: asyncio.Queue[SessionMessage] = asyncio.Queue()
         self._closing = asyncio.Event()
         self._close_reason = "closed here"
-        self._links = LinkIntake(self, link_factory, link_timeout_s, post, link_census)
+        self._links = SessionLinks(self, link_factory, link_timeout_s, post, link_census)
 
     # --- any thread ---
 

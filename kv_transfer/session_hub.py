@@ -52,14 +52,17 @@ class SessionHub:
         self._loop.call_soon_threadsafe(self._start, session, source)
         return session
 
-    async def serve(self, stream: MessageStream) -> None:
-        """Converse with a sink that has called."""
+    async def serve(self, stream: MessageStream) -> bool:
+        """Converse with a sink that has called; False, at once, if this worker is stopping."""
+        if self._closed:
+            return False
         session = self._new_session(None)
         self._sessions.add(session)
         try:
             await session.run(stream)
         finally:
             self._sessions.discard(session)
+        return True
 
     def close(self, reason: str) -> None:
         """End all sessions; later ones end at once."""
@@ -71,14 +74,16 @@ class SessionHub:
 
         A thread that is still inside torch while the interpreter ends would abort the process.
         """
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
         try:
             # Half of what stopping a worker may take: the rest of it has to end as well.
             async with asyncio.timeout(STOP_TIMEOUT_S / 2):
+                while self._tasks:
+                    await asyncio.wait(set(self._tasks))
                 await self._census.all_ended()
         except TimeoutError:
-            _LOG.warning("a link is held by its peer; leaving it behind")
+            _LOG.warning("a session or link is held by its peer; leaving it behind")
+            for task in self._tasks:
+                task.cancel()
 
     def _new_session(self, expected: Incarnation | None) -> Session:
         return Session(
@@ -142,4 +147,5 @@ class HandoffServicer(rpc.HandoffServicer):
     ) -> None:
         """Serve one sink until either side ends it."""
         del request_iterator  # read through the context, like the client's end
-        await self._hub.serve(context)
+        if not await self._hub.serve(context):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker is stopping")

@@ -7,7 +7,7 @@ written into slots.
 from __future__ import annotations
 
 import zlib
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from kv_transfer.protocol.effects import (
     Reserve,
     Send,
 )
-from kv_transfer.protocol.errors import BadMessage, IllegalEvent
+from kv_transfer.protocol.errors import BadMessage, IllegalEvent, PromptRefused
 from kv_transfer.protocol.link import ReceivingLinkCore
 from kv_transfer.protocol.messages import (
     Abort,
@@ -36,7 +36,8 @@ from kv_transfer.protocol.messages import (
 from kv_transfer.protocol.sink import SinkCore
 from kv_transfer.protocol.states import LINK_TERMINAL, SINK_TERMINAL, LinkState, SinkState
 from kv_transfer.protocol.tombstones import Tombstones
-from kvferry.errors import HandoffFailed, KvferryError
+from kv_transfer.transfer_rate import TransferRate
+from kvferry.errors import DuplicateRequest, ErrorKind, HandoffFailed, KvferryError, Overloaded
 from kvferry.generation import AttemptUsage
 
 if TYPE_CHECKING:
@@ -48,12 +49,15 @@ if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
     from kv_transfer.session import Session
     from kv_transfer.session_hub import SessionHub
-    from kvferry.generation import PrefillSource
+    from kvferry.generation import OutputToken, PrefillSource
     from kvferry.ids import ExtraKey, Incarnation, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
 
 _Address = tuple[str, "Incarnation"]
+
+_RETRY_AFTER_S = 1.0
+"""Hint to clients when the source's queue is full; it does not say how long that will last."""
 
 
 class SourcePeer:
@@ -64,8 +68,11 @@ class SourcePeer:
         self.address = address
         self.core: ReceivingLinkCore | None = None
         self.link: ReceivingLink | None = None
-        self.headers: deque[Chunk] = deque()
+        self.headers: deque[_Header] = deque()
         """Announced on the link that is up, not yet arrived."""
+        self.busy_since = 0.0
+        self.busy_bytes = 0
+        """Since when the link is busy, and what it has carried since."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +84,19 @@ class _Incoming:
     moved_bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class _Header:
+    chunk: Chunk
+    accepted_by: _Incoming | None = None
+    """The handoff that has checked it; None if there was none: the payload is dropped."""
+
+
 class SinkSide:
     """Live and ended handoffs of which this worker is the sink."""
 
     def __init__(self, endpoint: Endpoint, hub: SessionHub) -> None:
         self.host: SinkHost | None = None
+        self.rate = TransferRate()
         self._endpoint = endpoint
         self._hub = hub
         self._handoffs: dict[HandoffKey, _Incoming] = {}
@@ -91,11 +106,6 @@ class SinkSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
-
-    def by_state(self) -> Counter[str]:
-        """Live handoffs by state."""
-        live = self._handoffs.values()
-        return Counter(f"sink_{handoff.core.state.value}" for handoff in live)
 
     # --- the host ---
 
@@ -107,9 +117,9 @@ class SinkSide:
         sampling: SamplingParams,
         extra_key: ExtraKey,
     ) -> None:
-        """Ask the source for the KV of a prompt."""
-        assert key not in self._handoffs, f"{key} is fetched twice"
-        assert key not in self._tombstones, f"{key} is fetched again"
+        """Ask the source for the KV of a prompt. Raises `DuplicateRequest` for a used key."""
+        if key in self._handoffs or key in self._tombstones:
+            raise DuplicateRequest(str(key))
         peer = self._peer(source)
         layout_hash = self._endpoint.hello.layout_hash
         core = SinkCore(key, len(prompt), layout_hash, self._endpoint.deadlines, self._now())
@@ -133,6 +143,7 @@ class SinkSide:
         peer = self._peers.pop(session, None)
         if peer is None:
             return
+        self._endpoint.counters["sessions_lost"] += 1
         if self._by_address.get(peer.address) is peer:
             del self._by_address[peer.address]
         now = self._now()
@@ -169,8 +180,9 @@ class SinkSide:
             case LinkDown():
                 self.link_failed(session, message.link_generation, message.reason)
             case Chunk():
-                if self._announce(peer, message):
-                    self._on_handoff_message(peer, message)
+                header = self._announce(peer, message)
+                if header is not None:
+                    header.accepted_by = self._on_handoff_message(peer, message)
             case _:
                 self._on_handoff_message(peer, message)
 
@@ -178,15 +190,16 @@ class SinkSide:
         self,
         peer: SourcePeer,
         message: Ready | Chunk | FirstToken | Complete | Closed | Abort | Aborted,
-    ) -> None:
+    ) -> _Incoming | None:
+        """The handoff that took the message; None if none did."""
         counters = self._endpoint.counters
         handoff = self._handoffs.get(message.key)
         if handoff is None or handoff.peer is not peer:
             self._on_stale(peer, message)
-            return
+            return None
         if isinstance(message, Aborted | Closed):
             counters["duplicate_messages"] += 1
-            return
+            return None
         duplicates = handoff.core.duplicates
         try:
             if isinstance(message, Chunk):
@@ -194,9 +207,11 @@ class SinkSide:
             effects = handoff.core.on_message(message, self._now())
         except (IllegalEvent, BadMessage) as error:
             counters["illegal_messages"] += 1
-            effects = handoff.core.reject(str(error), self._now())
+            self._perform(handoff, handoff.core.reject(str(error), self._now()))
+            return None
         counters["duplicate_messages"] += handoff.core.duplicates - duplicates
         self._perform(handoff, effects)
+        return handoff
 
     def _on_stale(
         self,
@@ -220,20 +235,29 @@ class SinkSide:
     def _check_size(self, chunk: Chunk) -> None:
         layout = self._endpoint.kv_cache.layout
         tokens = chunk.token_stop - chunk.token_start
+        if tokens < 1:
+            raise BadMessage(f"{chunk.key}: chunk [{chunk.token_start}, {chunk.token_stop})")
         if (chunk.layer_start, chunk.layer_stop) != (0, layout.num_layers):
             raise BadMessage(f"{chunk.key}: chunk of layers other than all")
         if chunk.payload_bytes != tokens * layout.bytes_per_token:
             raise BadMessage(f"{chunk.key}: {chunk.payload_bytes} bytes for {tokens} tokens")
+        if chunk.payload_bytes > self._endpoint.config.staging_buffer_bytes:
+            raise BadMessage(f"{chunk.key}: {chunk.payload_bytes} bytes exceed a staging buffer")
 
     # --- the link ---
 
     def _on_rendezvous(self, peer: SourcePeer, generation: int) -> None:
         """The source begins a link generation; the loop thread has started our end of it."""
         old = peer.core
+        if generation < 1:
+            self._endpoint.counters["illegal_messages"] += 1
+            peer.session.close(f"link generation {generation}")
+            return
         if old is not None and old.generation >= generation:
             return
         if old is not None and old.state not in LINK_TERMINAL:
             self._end_link(peer, "the source began another")
+        self._endpoint.counters["links_opened"] += 1
         peer.core = ReceivingLinkCore(generation, self._endpoint.deadlines, self._now())
 
     def link_built(self, event: ReceiverBuilt) -> None:
@@ -251,22 +275,26 @@ class SinkSide:
                 core.built(self._now())
             core.grant(event.buffers)
 
-    def _announce(self, peer: SourcePeer, chunk: Chunk) -> bool:
-        """Whether the header is the next of the link that is up."""
+    def _announce(self, peer: SourcePeer, chunk: Chunk) -> _Header | None:
+        """Expect the payload, if the header is the next of the link that is up."""
         core = self._link_core(peer.session, chunk.link_generation)
         if core is None:
             self._endpoint.counters["late_messages"] += 1
-            return False
+            return None
+        rested = core.state is LinkState.IDLE
         try:
             fresh = core.announce(chunk.link_seq, self._now())
         except (BadMessage, IllegalEvent) as error:
             self._end_link(peer, str(error))
-            return False
+            return None
         if not fresh:
             self._endpoint.counters["duplicate_messages"] += 1
-            return False
-        peer.headers.append(chunk)
-        return True
+            return None
+        if rested:
+            peer.busy_since, peer.busy_bytes = self._now(), 0
+        header = _Header(chunk)
+        peer.headers.append(header)
+        return header
 
     def payload_arrived(self, event: PayloadArrived) -> None:
         """Scatter the payload if its handoff is live, else drop it; the buffer is free again."""
@@ -275,13 +303,16 @@ class SinkSide:
             return
         peer = self._peers[event.session]
         header = peer.headers.popleft()
-        assert header.link_seq == event.seq, f"payload {event.seq} for header {header}"
+        chunk, handoff = header.chunk, header.accepted_by
+        assert chunk.link_seq == event.seq, f"payload {event.seq} for header {chunk}"
         core.completed(self._now())
-        handoff = self._handoffs.get(header.key)
-        if handoff is None or handoff.peer is not peer or not handoff.core.takes_payload:
+        if handoff is None or not self._is_live(handoff) or not handoff.core.takes_payload:
             self._endpoint.counters["chunks_dropped"] += 1
         else:
-            self._scatter(handoff, header, event)
+            self._scatter(handoff, chunk, event)
+        peer.busy_bytes += event.payload.numel()
+        if core.state is LinkState.IDLE:
+            self.rate.add(peer.busy_bytes, self._now() - peer.busy_since)
         if peer.link is not None:
             peer.link.recycle(event.buffer)
 
@@ -351,7 +382,7 @@ class SinkSide:
 
     def _perform(self, handoff: _Incoming, effects: Effects) -> None:
         core = handoff.core
-        if core.state in SINK_TERMINAL and core.key in self._handoffs:
+        if core.state in SINK_TERMINAL and self._is_live(handoff):
             # Buried before the host hears of it: whatever it calls now is late.
             del self._handoffs[core.key]
             self._tombstones.bury(core.key, core.state)
@@ -367,15 +398,15 @@ class SinkSide:
             case Reserve(prompt_tokens):
                 self._reserve(handoff, prompt_tokens)
             case DeliverFirstToken(token):
-                host.first_token(key, token)
+                self._deliver_first_token(handoff, token)
             case Commit(tokens):
                 assert handoff.kv is not None
                 self._endpoint.kv_cache.commit(handoff.kv, tokens)
                 self._endpoint.kv_cache.adopt(handoff.kv)
             case NotifyAdopted():
                 host.adopted(key, self._usage(handoff))
-            case NotifyFailed(reason):
-                host.failed(key, HandoffFailed(reason))
+            case NotifyFailed(reason, kind):
+                host.failed(key, _failure(reason, kind))
             case _:
                 raise AssertionError(f"{effect} at a sink")
 
@@ -384,7 +415,7 @@ class SinkSide:
         try:
             kv = self._require_host().reserve(core.key, prompt_tokens)
         except KvferryError as error:
-            self._perform(handoff, core.reject(f"no slots: {error}", self._now()))
+            self._perform(handoff, core.reject(f"no slots: {error}", self._now(), error.kind))
             return
         if kv is None:
             self._endpoint.counters["sink_busy"] += 1
@@ -394,6 +425,17 @@ class SinkSide:
         assert kv.allocated_len >= prompt_tokens, f"{core.key}: {kv} lacks slots"
         handoff.kv = kv
         self._perform(handoff, core.reserved(kv.committed_len, self._now()))
+
+    def _deliver_first_token(self, handoff: _Incoming, token: OutputToken) -> None:
+        core = handoff.core
+        try:
+            self._require_host().first_token(core.key, token)
+        except KvferryError as error:
+            if core.state in SINK_TERMINAL:
+                return  # the host has ended it itself
+            self._endpoint.counters["illegal_messages"] += 1
+            # The token is the source's doing, whatever kind of error it is here.
+            self._perform(handoff, core.reject(f"first token: {error}", self._now()))
 
     def _usage(self, handoff: _Incoming) -> AttemptUsage:
         core = handoff.core
@@ -424,8 +466,23 @@ class SinkSide:
             self._endpoint.counters["sessions_opened"] += 1
         return peer
 
+    def _is_live(self, handoff: _Incoming) -> bool:
+        return self._handoffs.get(handoff.core.key) is handoff
+
     def _of(self, peer: SourcePeer) -> list[_Incoming]:
         return [handoff for handoff in self._handoffs.values() if handoff.peer is peer]
 
     def _now(self) -> float:
         return self._endpoint.clock.now()
+
+
+def _failure(reason: str, kind: ErrorKind | None) -> KvferryError:
+    """What the host hears: by default that another try may succeed."""
+    match kind:
+        case ErrorKind.OVERLOADED:
+            # The source's text ends with a hint of its own.
+            return Overloaded(reason.partition("; retry after ")[0], _RETRY_AFTER_S)
+        case ErrorKind.INVALID_INPUT:
+            return PromptRefused(reason)
+        case _:
+            return HandoffFailed(reason)

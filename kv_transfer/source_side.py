@@ -6,7 +6,6 @@ Everything here is on the engine thread.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,9 +51,11 @@ if TYPE_CHECKING:
 class SinkPeer:
     """One session with a sink, and its link."""
 
-    def __init__(self, session: Session, hello: Hello) -> None:
+    def __init__(self, session: Session, hello: Hello, staging_buffer_bytes: int) -> None:
         self.session = session
         self.hello = hello
+        self.payload_bytes_max = min(staging_buffer_bytes, hello.staging_buffer_bytes)
+        """What fits a staging buffer of either side."""
         self.link: OutgoingLink | None = None
         self.generation = 0
         """Of the link opened last."""
@@ -74,8 +75,6 @@ class SourceSide:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.host: SourceHost | None = None
-        self.link_bytes_per_s = 0.0
-        """Moving average over payloads; 0 before the first."""
         self._endpoint = endpoint
         self._handoffs: dict[HandoffKey, _Outgoing] = {}
         self._peers: dict[Session, SinkPeer] = {}
@@ -83,11 +82,6 @@ class SourceSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
-
-    def by_state(self) -> Counter[str]:
-        """Live handoffs by state."""
-        live = self._handoffs.values()
-        return Counter(f"source_{handoff.core.state.value}" for handoff in live)
 
     # --- the host ---
 
@@ -130,13 +124,15 @@ class SourceSide:
 
     def session_opened(self, session: Session, hello: Hello) -> None:
         """A sink has greeted."""
-        self._peers[session] = SinkPeer(session, hello)
+        self._endpoint.counters["sessions_opened"] += 1
+        self._peers[session] = SinkPeer(session, hello, self._endpoint.config.staging_buffer_bytes)
 
     def session_lost(self, session: Session, reason: str) -> None:
         """End everything with that sink at once."""
         peer = self._peers.pop(session, None)
         if peer is None:
             return
+        self._endpoint.counters["sessions_lost"] += 1
         now = self._now()
         for handoff in self._of(peer):
             if handoff.core.state not in SOURCE_TERMINAL:
@@ -171,8 +167,14 @@ class SourceSide:
     def _on_prefill(self, peer: SinkPeer, message: Prefill) -> None:
         key = message.key
         counters = self._endpoint.counters
-        if key in self._handoffs or key in self._tombstones:
-            counters["late_messages" if key in self._tombstones else "duplicate_messages"] += 1
+        known = self._handoffs.get(key)
+        if known is not None and known.peer is peer:
+            counters["duplicate_messages"] += 1
+            return
+        if known is not None or key in self._tombstones:
+            # If its sink still waits, nothing else will ever answer it.
+            counters["late_messages"] += 1
+            peer.session.send(Abort(key, "this handoff has begun before"))
             return
         problem = self._refusal(peer, message)
         if problem is not None:
@@ -196,7 +198,7 @@ class SourceSide:
             self.host.start(key, message.prompt, message.sampling, message.extra_key)
         except KvferryError as error:
             counters["source_refused"] += 1
-            self._perform(handoff, core.abort(f"refused: {error}", self._now()))
+            self._perform(handoff, core.abort(f"refused: {error}", self._now(), error.kind))
 
     def _refusal(self, peer: SinkPeer, message: Prefill) -> str | None:
         hello = self._endpoint.hello
@@ -212,6 +214,12 @@ class SourceSide:
             return f"KV layout {message.layout_hash} of the sink is not ours, {hello.layout_hash}"
         if len(message.prompt) == 0:
             return "the prompt is empty"
+        token_bytes = self._endpoint.kv_cache.layout.bytes_per_token
+        if peer.payload_bytes_max < token_bytes:
+            return (
+                f"the sink's staging buffers of {peer.hello.staging_buffer_bytes} bytes"
+                f" do not hold one token, {token_bytes} bytes"
+            )
         return None
 
     def _on_handoff_message(
@@ -259,11 +267,7 @@ class SourceSide:
         link = self._link(event.session, event.generation)
         if link is None:
             return
-        payload_bytes = link.completed(event.seq, self._now())
-        if event.busy_s > 0:
-            rate = payload_bytes / event.busy_s
-            old = self.link_bytes_per_s
-            self.link_bytes_per_s = rate if old == 0 else 0.8 * old + 0.2 * rate
+        link.completed(event.seq, self._now())
         self._pump(self._peers[event.session])
 
     def link_failed(self, session: Session, generation: int, reason: str) -> None:
@@ -286,7 +290,9 @@ class SourceSide:
         if peer.link is not None:
             return
         peer.generation += 1
-        peer.link = OutgoingLink(peer.generation, self._endpoint, self._now())
+        peer.link = OutgoingLink(
+            peer.generation, self._endpoint, peer.payload_bytes_max, self._now()
+        )
         self._endpoint.counters["links_opened"] += 1
         peer.session.open_link(peer.generation)
 
@@ -332,7 +338,7 @@ class SourceSide:
         used = kv_cache.pool.gather(slots, 0, layers, out)
         payload = out[:used]
         checksum = zlib.crc32(payload.numpy().data) if self._endpoint.config.checksums else 0
-        seq = link.post(buffer, used, self._now())
+        seq = link.post(buffer, self._now())
         header = Chunk(
             key=handoff.core.key,
             link_generation=peer.generation,
@@ -371,7 +377,7 @@ class SourceSide:
 
     def _perform(self, handoff: _Outgoing, effects: Effects) -> None:
         core = handoff.core
-        if core.state in SOURCE_TERMINAL and core.key in self._handoffs:
+        if core.state in SOURCE_TERMINAL and self._handoffs.get(core.key) is handoff:
             # Buried before the host hears of it: whatever it calls now is late.
             del self._handoffs[core.key]
             handoff.peer.wanting.pop(core.key, None)

@@ -42,10 +42,3 @@ class StagingRing:
         """The whole buffer, uint8 [buffer_bytes]."""
         assert index in self._taken, f"staging buffer {index} is not taken"
         return self._buffers[index]
-
-    def check_invariants(self) -> None:
-        """Raise `AssertionError` unless each buffer is either free or taken."""
-        free = set(self._free)
-        assert len(free) == len(self._free), "a buffer is free twice"
-        assert not free & self._taken, "a buffer is free and taken"
-        assert free | self._taken == set(range(len(self._buffers))), "a buffer is lost"

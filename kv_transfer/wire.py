@@ -30,7 +30,7 @@ from kvferry.convert import (
     sampling_to_wire,
     token_ids_from_wire,
 )
-from kvferry.errors import InvalidInput
+from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
@@ -86,8 +86,13 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
 
 def _unkeyed_to_wire(message: Hello | LinkRendezvous | Credit | LinkDown) -> pb.HandoffMessage:
     match message:
-        case Hello(worker_id, incarnation, layout_hash):
-            hello = pb.Hello(worker_id=worker_id, incarnation=incarnation, layout_hash=layout_hash)
+        case Hello(worker_id, incarnation, layout_hash, staging_buffer_bytes):
+            hello = pb.Hello(
+                worker_id=worker_id,
+                incarnation=incarnation,
+                layout_hash=layout_hash,
+                staging_buffer_bytes=staging_buffer_bytes,
+            )
             return pb.HandoffMessage(hello=hello)
         case LinkRendezvous(generation, store_key, value):
             entry = pb.LinkRendezvous(
@@ -124,8 +129,9 @@ def _plain_to_wire(
             return pb.HandoffMessage(chunk=_chunk_to_wire(message, key))
         case Complete(_, tokens, chunks):
             return pb.HandoffMessage(complete=pb.Complete(key=key, tokens=tokens, chunks=chunks))
-        case Abort(_, reason):
-            return pb.HandoffMessage(abort=pb.Abort(key=key, reason=reason))
+        case Abort(_, reason, kind):
+            word = "" if kind is None else kind.value
+            return pb.HandoffMessage(abort=pb.Abort(key=key, reason=reason, kind=word))
         case _:
             return _bare_to_wire(message, key)
 
@@ -157,7 +163,10 @@ def _chunk_to_wire(chunk: Chunk, key: pb.HandoffKey) -> pb.Chunk:
 
 
 def message_from_wire(message: pb.HandoffMessage) -> SessionMessage:
-    """The inverse of `message_to_wire`. Raises `InvalidInput` for a kind we don't know."""
+    """The inverse of `message_to_wire`.
+
+    Raises `InvalidInput` for a kind we don't know, and for numbers that no worker can mean.
+    """
     kind = message.WhichOneof("kind")
     read = _READERS.get(kind or "")
     if read is None:
@@ -179,6 +188,8 @@ def _prefill(message: pb.HandoffMessage) -> Prefill:
 def _first_token(message: pb.HandoffMessage) -> FirstToken:
     first = message.first_token
     logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
+    likely = () if logprobs is None else (logprobs.token_id, *(id_ for id_, _ in logprobs.top))
+    token_ids_from_wire((first.token_id, *likely))
     return FirstToken(key_from_wire(first.key), OutputToken(first.token_id, logprobs))
 
 
@@ -204,11 +215,18 @@ def _ready(message: pb.HandoffMessage) -> Ready:
 
 def _hello(message: pb.HandoffMessage) -> Hello:
     hello = message.hello
-    return Hello(WorkerId(hello.worker_id), Incarnation(hello.incarnation), hello.layout_hash)
+    return Hello(
+        WorkerId(hello.worker_id),
+        Incarnation(hello.incarnation),
+        hello.layout_hash,
+        hello.staging_buffer_bytes,
+    )
 
 
 def _rendezvous(message: pb.HandoffMessage) -> LinkRendezvous:
     entry = message.link_rendezvous
+    if entry.link_generation == 0:
+        raise InvalidInput("link_generation", "is 0; generations count from 1")
     return LinkRendezvous(entry.link_generation, entry.store_key, entry.store_value)
 
 
@@ -216,6 +234,13 @@ def _complete(message: pb.HandoffMessage) -> Complete:
     complete = message.complete
     return Complete(key_from_wire(complete.key), complete.tokens, complete.chunks)
 
+
+def _abort(message: pb.HandoffMessage) -> Abort:
+    abort = message.abort
+    return Abort(key_from_wire(abort.key), abort.reason, _ERROR_KINDS.get(abort.kind))
+
+
+_ERROR_KINDS = {kind.value: kind for kind in ErrorKind}
 
 _READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
     "hello": _hello,
@@ -228,7 +253,7 @@ _READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
     "complete": _complete,
     "received": lambda m: Received(key_from_wire(m.received.key)),
     "closed": lambda m: Closed(key_from_wire(m.closed.key)),
-    "abort": lambda m: Abort(key_from_wire(m.abort.key), m.abort.reason),
+    "abort": _abort,
     "aborted": lambda m: Aborted(key_from_wire(m.aborted.key)),
     "link_rendezvous": _rendezvous,
     "credit": lambda m: Credit(m.credit.link_generation, m.credit.buffers),

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kv_transfer.protocol.states import LinkState, SessionState, SinkState, SourceState
-from kvferry.limits import SESSION_CONNECT_TIMEOUT_S
+from kv_transfer.protocol.states import LinkState, SinkState, SourceState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +24,6 @@ class Owner(Enum):
     SINK_HOST = "the sink's pools"
     SINK = "the sink"
     LINK = "the link thread"
-    PEER = "the peer process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class Deadlines:
     source: Mapping[SourceState, StateDeadline]
     sink: Mapping[SinkState, StateDeadline]
     link: Mapping[LinkState, StateDeadline]
-    session: Mapping[SessionState, StateDeadline]
 
 
 def build_deadlines(link_timeout_s: float) -> Deadlines:
@@ -79,18 +76,9 @@ def build_deadlines(link_timeout_s: float) -> Deadlines:
             LinkState.IDLE: StateDeadline(Owner.SOURCE, 600.0),
             LinkState.BUSY: StateDeadline(Owner.LINK, link_timeout_s, True),
         },
-        session={
-            SessionState.CONNECTING: StateDeadline(Owner.PEER, SESSION_CONNECT_TIMEOUT_S),
-            SessionState.GREETING: StateDeadline(Owner.PEER, SESSION_CONNECT_TIMEOUT_S),
-            SessionState.OPEN: StateDeadline(Owner.PEER, SESSION_SILENCE_MAX_S, True),
-        },
     )
     check_deadlines(table)
     return table
-
-
-SESSION_SILENCE_MAX_S = 6.0
-"""gRPC keepalive: a ping every 2 s, lost after 4 s without its answer."""
 
 
 def check_deadlines(table: Deadlines) -> None:

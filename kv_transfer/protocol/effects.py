@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.messages import HandoffMessage
+    from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
 
 
@@ -83,6 +84,8 @@ class NotifyFailed:
     """The sink's host releases what was reserved."""
 
     reason: str
+    kind: ErrorKind | None = None
+    """None for a failure that may be tried again."""
 
 
 Effect: TypeAlias = (

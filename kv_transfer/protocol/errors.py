@@ -16,6 +16,12 @@ class IllegalEvent(KvferryError):
         self.event = event
 
 
+class PromptRefused(KvferryError):
+    """A worker has said that it can never serve this prompt; no other will."""
+
+    kind = ErrorKind.INVALID_INPUT
+
+
 class BadMessage(KvferryError):
     """A message contradicts what was agreed before. Nothing has changed."""
 

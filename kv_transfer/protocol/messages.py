@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
     from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
@@ -19,6 +20,8 @@ class Hello:
     worker_id: WorkerId
     incarnation: Incarnation
     layout_hash: str
+    staging_buffer_bytes: int
+    """Size of each buffer in which the speaker receives payloads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +115,8 @@ class Abort:
 
     key: HandoffKey
     reason: str
+    kind: ErrorKind | None = None
+    """What the request's owner has to know of it; None for a failure that may be tried again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from kv_transfer.protocol.states import (
 if TYPE_CHECKING:
     from kv_transfer.protocol.deadlines import Deadlines
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.errors import ErrorKind
 
 _NOTHING: Effects = ()
 
@@ -112,7 +113,7 @@ class SinkCore:
             case Abort():
                 self._advance(SinkEvent.ABORT_RECEIVED, now_s)
                 reason = f"the source aborted: {message.reason}"
-                return (Send(Aborted(self.key)), NotifyFailed(reason))
+                return (Send(Aborted(self.key)), NotifyFailed(reason, message.kind))
 
     def _on_ready(self, message: Ready, now_s: float) -> Effects:
         if self._is_duplicate(SinkEvent.READY):
@@ -127,6 +128,8 @@ class SinkCore:
                 f"{self.key}: the source speaks of {message.prompt_tokens} prompt tokens,"
                 f" not of {self.prompt_tokens}"
             )
+        if message.hit_tokens > self.prompt_tokens:
+            raise BadMessage(f"{self.key}: a hit of {message.hit_tokens} tokens exceeds the prompt")
         self._advance(SinkEvent.READY, now_s)
         self.hit_tokens = message.hit_tokens
         return (Reserve(self.prompt_tokens),)
@@ -183,10 +186,10 @@ class SinkCore:
         self.chunks_scattered += 1
         return self._settle(now_s)
 
-    def reject(self, reason: str, now_s: float) -> Effects:
-        """What the source sent is wrong: end, tell it, and tell the host."""
+    def reject(self, reason: str, now_s: float, kind: ErrorKind | None = None) -> Effects:
+        """What the source sent cannot be used: end, tell it, and tell the host."""
         self._advance(SinkEvent.ABORT_LOCAL, now_s)
-        return (Send(Abort(self.key, reason)), NotifyFailed(reason))
+        return (Send(Abort(self.key, reason)), NotifyFailed(reason, kind))
 
     def link_lost(self, reason: str, now_s: float) -> Effects:
         """The link generation that carries this handoff has ended."""

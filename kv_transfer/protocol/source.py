@@ -40,6 +40,7 @@ from kv_transfer.protocol.states import (
 if TYPE_CHECKING:
     from kv_transfer.protocol.deadlines import Deadlines
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
 
 _NOTHING: Effects = ()
@@ -107,13 +108,13 @@ class SourceCore:
             return _NOTHING
         return (Send(FirstToken(self.key, first_token)), *self._want_credit(), *self._drain(now_s))
 
-    def abort(self, reason: str, now_s: float) -> Effects:
+    def abort(self, reason: str, now_s: float, kind: ErrorKind | None = None) -> Effects:
         """This side gives up. The host knows already."""
-        return self._end_aborted(SourceEvent.ABORT_LOCAL, reason, now_s, tell_host=False)
+        return self._end(SourceEvent.ABORT_LOCAL, Abort(self.key, reason, kind), now_s)
 
     def protocol_error(self, reason: str, now_s: float) -> Effects:
         """What the sink sent is wrong: end, tell it, and tell the host."""
-        return self._end_aborted(SourceEvent.ABORT_LOCAL, reason, now_s)
+        return self._end_and_cancel(SourceEvent.ABORT_LOCAL, reason, now_s)
 
     # --- what the sink says ---
 
@@ -129,7 +130,7 @@ class SourceCore:
                 return (Unpin(), Send(Closed(self.key)), NotifyClosed())
             case Abort():
                 reason = f"the sink aborted: {message.reason}"
-                return self._end_aborted(SourceEvent.ABORT_RECEIVED, reason, now_s)
+                return self._end_and_cancel(SourceEvent.ABORT_RECEIVED, reason, now_s)
 
     def _on_grant(self, resume_at: int, now_s: float) -> Effects:
         if self._is_duplicate(SourceEvent.GRANT):
@@ -178,7 +179,7 @@ class SourceCore:
         if self.state is SourceState.COMPLETED:
             self._advance(SourceEvent.LINK_LOST, now_s)
             return _NOTHING
-        return self._end_aborted(SourceEvent.LINK_LOST, f"link lost: {reason}", now_s)
+        return self._end_and_cancel(SourceEvent.LINK_LOST, f"link lost: {reason}", now_s)
 
     def session_lost(self, reason: str, now_s: float) -> Effects:
         """The session is gone; nothing can be sent to the sink any more."""
@@ -197,7 +198,7 @@ class SourceCore:
         if now_s >= self._deadline_at:
             limit = self._deadlines[self.state]
             reason = f"deadline in state {self.state.value}; waited for {limit.owner.value}"
-            return self._end_aborted(SourceEvent.DEADLINE, reason, now_s)
+            return self._end_and_cancel(SourceEvent.DEADLINE, reason, now_s)
         if self._offer_due_at is not None and now_s >= self._offer_due_at:
             self._advance(SourceEvent.OFFER_DUE, now_s)
             self._offer_due_at = None
@@ -229,17 +230,15 @@ class SourceCore:
         self._advance(SourceEvent.DRAINED, now_s)
         return (Send(Complete(self.key, self.prompt_tokens, self.chunks_sent)),)
 
-    def _end_aborted(
-        self, event: SourceEvent, reason: str, now_s: float, tell_host: bool = True
-    ) -> Effects:
+    def _end_and_cancel(self, event: SourceEvent, reason: str, now_s: float) -> Effects:
+        answers = event is SourceEvent.ABORT_RECEIVED
+        last = Aborted(self.key) if answers else Abort(self.key, reason)
+        return (*self._end(event, last, now_s), NotifyCancelled(reason))
+
+    def _end(self, event: SourceEvent, last: Abort | Aborted, now_s: float) -> Effects:
         pinned = self.state in SOURCE_PINNED
         self._advance(event, now_s)
-        effects: list[Effect] = [Unpin()] if pinned else []
-        answers = event is SourceEvent.ABORT_RECEIVED
-        effects.append(Send(Aborted(self.key) if answers else Abort(self.key, reason)))
-        if tell_host:
-            effects.append(NotifyCancelled(reason))
-        return tuple(effects)
+        return (Unpin(), Send(last)) if pinned else (Send(last),)
 
     def _is_duplicate(self, event: SourceEvent) -> bool:
         if (self.state, event) not in SOURCE_DUPLICATES:

@@ -257,7 +257,7 @@ class SessionEvent(Enum):
     CONNECTED = "connected"
     GREETED = "greeted"
     BROKEN = "broken"
-    DEADLINE = "deadline"
+    """Closed by either side, cut off, or silent for too long."""
 
 
 _N, _NE = SessionState, SessionEvent
@@ -265,11 +265,7 @@ _N, _NE = SessionState, SessionEvent
 SESSION_TRANSITIONS: Table[SessionState, SessionEvent] = {
     (_N.CONNECTING, _NE.CONNECTED): _N.GREETING,
     (_N.GREETING, _NE.GREETED): _N.OPEN,
-    **{
-        (state, event): _N.LOST
-        for state in (_N.CONNECTING, _N.GREETING, _N.OPEN)
-        for event in (_NE.BROKEN, _NE.DEADLINE)
-    },
+    **{(state, _NE.BROKEN): _N.LOST for state in (_N.CONNECTING, _N.GREETING, _N.OPEN)},
 }
 
 SESSION_TERMINAL = frozenset({_N.LOST})

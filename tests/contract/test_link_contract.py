@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kv_transfer.gloo_link import GlooLinkFactory
-from kv_transfer.memory_link import MemoryLinkFactory
 from kv_transfer.rendezvous import RendezvousStore
 from kvferry.clock import MonotonicClock
+from tests.support.memory_link import MemoryLinkFactory
 
 BUFFERS, BUFFER_BYTES, TIMEOUT_S = 3, 4096, 1.0
 PATIENCE_S = 10.0
@@ -26,7 +26,7 @@ class Reports:
     def built(self) -> None:
         self.queue.put(("built",))
 
-    def sent(self, seq, busy_s) -> None:
+    def sent(self, seq) -> None:
         self.queue.put(("sent", seq))
 
     def posted(self, buffers) -> None:
@@ -84,7 +84,7 @@ class LinkPair:
 @pytest.fixture(params=["gloo", "memory"])
 def factory(request):
     if request.param == "gloo":
-        return GlooLinkFactory("127.0.0.1", TIMEOUT_S, BUFFERS, BUFFER_BYTES, MonotonicClock())
+        return GlooLinkFactory("127.0.0.1", TIMEOUT_S, BUFFERS, BUFFER_BYTES)
     return MemoryLinkFactory(BUFFERS, BUFFER_BYTES, TIMEOUT_S)
 
 

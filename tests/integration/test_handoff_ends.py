@@ -14,6 +14,7 @@ from tests.support.handoff_pair import (
     read_kv,
     small_cache,
     small_layout,
+    state_count,
 )
 
 STATES = ["requested", "queued", "offered", "deferred", "streaming", "completed"]
@@ -28,11 +29,11 @@ def pair():
 
 
 def source_state(pair, state):
-    return pair.prefill.driver.handoffs_by_state()[f"source_{state}"] == 1
+    return state_count(pair.prefill, f"source_{state}") == 1
 
 
 def sink_state(pair, state):
-    return pair.decode.driver.handoffs_by_state()[f"sink_{state}"] == 1
+    return state_count(pair.decode, f"sink_{state}") == 1
 
 
 def warm_up(pair):

@@ -9,10 +9,9 @@ import torch
 
 from kv_transfer import session_hub
 from kv_transfer.events import MessageCame
-from kv_transfer.memory_link import MemoryLinkFactory
 from kv_transfer.protocol.messages import Credit
 from kvferry.config import HandoffConfig
-from kvferry.errors import ConfigError, ErrorKind, HandoffFailed, InvalidInput, Overloaded
+from kvferry.errors import ConfigError, ErrorKind, InternalError, InvalidInput, Overloaded
 from kvferry.generation import OutputToken, TokenLogprobs
 from kvferry.ids import Incarnation
 from kvferry.sampling import SamplingParams
@@ -24,7 +23,9 @@ from tests.support.handoff_pair import (
     prompt_of,
     read_kv,
     small_layout,
+    state_count,
 )
+from tests.support.memory_link import MemoryLinkFactory
 
 
 @pytest.fixture
@@ -38,10 +39,6 @@ def assert_bytes(worker, kv, prompt) -> None:
     length = len(prompt)
     expected = expected_kv(worker.kv_cache, prompt, 0, length)
     assert torch.equal(read_kv(worker.kv_cache, kv, 0, length), expected)
-
-
-def state_count(worker, state: str) -> int:
-    return worker.driver.handoffs_by_state()[state]
 
 
 def test_kv_arrives_byte_for_byte_and_is_committed(pair):
@@ -60,6 +57,8 @@ def test_kv_arrives_byte_for_byte_and_is_committed(pair):
     assert usage.decode_hit_tokens == 0
     assert usage.moved_bytes == 50 * pair.decode.kv_cache.layout.bytes_per_token
     assert usage.handoff_ms > 0
+    assert pair.decode.driver.link_bytes_per_s > 0
+    assert pair.prefill.driver.link_bytes_per_s == 0, "nothing comes in at the source"
     sink.release(key)
     pair.assert_idle()
 
@@ -175,8 +174,9 @@ def test_many_handoffs_share_one_link(pair):
     for key, prompt in keys.items():
         assert_bytes(pair.decode, sink.kvs[key], prompt)
         sink.release(key)
-    assert pair.prefill.driver.counters["links_opened"] == 1
-    assert pair.decode.driver.counters["sessions_opened"] == 1
+    for worker in (pair.prefill, pair.decode):
+        assert worker.driver.counters["links_opened"] == 1
+        assert worker.driver.counters["sessions_opened"] == 1
     pair.assert_idle()
 
 
@@ -193,15 +193,24 @@ def test_the_first_token_keeps_its_logprobs(pair):
     pair.decode.sink.release(key)
 
 
-def test_a_source_that_refuses_fails_the_handoff_at_once(pair):
-    pair.prefill.source.refusal = Overloaded("the queue is full", 1.0)
+@pytest.mark.parametrize(
+    ("refusal", "kind", "retryable"),
+    [
+        (Overloaded("the queue is full", 1.0), ErrorKind.OVERLOADED, True),
+        (InvalidInput("prompt", "is too long"), ErrorKind.INVALID_INPUT, False),
+        (InternalError("out of luck"), ErrorKind.UNAVAILABLE, True),
+    ],
+)
+def test_a_source_that_refuses_fails_the_handoff_at_once(pair, refusal, kind, retryable):
+    pair.prefill.source.refusal = refusal
     key = pair.fetch("r1", prompt_of(9))
     pair.until(lambda: key in pair.decode.sink.errors)
     error = pair.decode.sink.errors[key]
-    assert isinstance(error, HandoffFailed)
-    assert error.kind is ErrorKind.UNAVAILABLE
-    assert error.status.retryable
-    assert "the queue is full" in str(error)
+    assert error.kind is kind
+    assert error.status.retryable is retryable
+    assert str(error).endswith(f"refused: {refusal}")
+    if kind is ErrorKind.OVERLOADED:
+        assert error.retry_after_s == 1.0
     pair.assert_idle()
 
 
@@ -265,7 +274,8 @@ def test_doubled_messages_change_nothing(pair):
     pair.decode.sink.busy = 1
     prompt = prompt_of(40)
     key = pair.run("r1", prompt)
-    pair.until(lambda: pair.decode.driver.counters["late_messages"] >= 0)
+    # The doubled receipt finds the handoff closed.
+    pair.until(lambda: pair.prefill.driver.counters["late_messages"] == 1)
     assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
     assert pair.decode.driver.counters["duplicate_messages"] >= 3
     assert pair.prefill.driver.counters["duplicate_messages"] >= 1
@@ -356,6 +366,7 @@ def test_a_prompt_that_can_never_fit_the_sink_ends_both_sides(pair, monkeypatch)
     source.schedule(key)
     pair.until(lambda: key in source.ends and key in pair.decode.sink.errors)
     assert "longer than the context" in source.ends[key]
+    assert not pair.decode.sink.errors[key].status.retryable
     pair.assert_idle()
 
 

@@ -46,7 +46,6 @@ def deadlines() -> str:
         "source": table.source,
         "sink": table.sink,
         "link": table.link,
-        "session": table.session,
     }
     for machine, limits in machines.items():
         for state, limit in limits.items():

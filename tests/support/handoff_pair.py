@@ -282,6 +282,7 @@ class HandoffPair:
         config: HandoffConfig | None = None,
         link_factory: LinkFactory | None = None,
         sink_layout: KvLayout | None = None,
+        sink_config: HandoffConfig | None = None,
     ) -> None:
         layout = layout or small_layout()
         self.config = config or HandoffConfig(
@@ -299,7 +300,7 @@ class HandoffPair:
             202,
             self.loop,
             small_cache(sink_layout or layout),
-            self.config,
+            sink_config or self.config,
             link_factory,
         )
 
@@ -351,6 +352,13 @@ class HandoffPair:
             accounts = worker.kv_cache.accounts()
             assert accounts.is_idle, accounts
             worker.kv_cache.audit()
+
+
+def state_count(worker: TestWorker, state: str) -> int:
+    """Open handoffs of a side and state: `source_queued`, `sink_receiving`, ..."""
+    side, _, name = state.partition("_")
+    handoffs = {"source": worker.driver._source, "sink": worker.driver._sink}[side]._handoffs
+    return sum(handoff.core.state.value == name for handoff in handoffs.values())
 
 
 def prompt_of(length: int, seed: int = 0) -> TokenIds:

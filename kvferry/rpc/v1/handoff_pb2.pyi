@@ -53,14 +53,16 @@ class HandoffMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "layout_hash")
+    __slots__ = ("worker_id", "incarnation", "layout_hash", "staging_buffer_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     layout_hash: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    staging_buffer_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., staging_buffer_bytes: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
     __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash")
@@ -157,12 +159,14 @@ class Closed(_message.Message):
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
 
 class Abort(_message.Message):
-    __slots__ = ("key", "reason")
+    __slots__ = ("key", "reason", "kind")
     KEY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     reason: str
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., reason: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Aborted(_message.Message):
     __slots__ = ("key",)

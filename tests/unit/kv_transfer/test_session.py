@@ -10,17 +10,17 @@ import pytest
 from kv_transfer import session as session_module
 from kv_transfer.events import MessageCame, SessionLost, SessionOpened
 from kv_transfer.intake import LinkCensus
-from kv_transfer.memory_link import MemoryLinkFactory
-from kv_transfer.protocol.messages import Busy, Hello
+from kv_transfer.protocol.messages import Busy, Hello, LinkRendezvous
 from kv_transfer.protocol.states import SessionState
 from kv_transfer.session import Session
 from kv_transfer.wire import message_from_wire, message_to_wire
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
 from tests.support.handoff_cores import KEY
+from tests.support.memory_link import MemoryLinkFactory
 
-OURS = Hello(WorkerId("here"), Incarnation(1), "layout")
-THEIRS = Hello(WorkerId("there"), Incarnation(2), "layout")
+OURS = Hello(WorkerId("here"), Incarnation(1), "layout", 64)
+THEIRS = Hello(WorkerId("there"), Incarnation(2), "layout", 64)
 
 
 class FakeStream:
@@ -89,8 +89,8 @@ def test_greets_first_and_posts_in_order():
     [
         ((), "without a greeting"),
         ((Busy(KEY),), "began with Busy"),
-        ((Hello(WorkerId("there"), Incarnation(3), "layout"),), "incarnation 3"),
-        ((Hello(WorkerId("there"), Incarnation(2), "other"),), "KV layout other"),
+        ((Hello(WorkerId("there"), Incarnation(3), "layout", 64),), "incarnation 3"),
+        ((Hello(WorkerId("there"), Incarnation(2), "other", 64),), "KV layout other"),
     ],
 )
 def test_a_wrong_greeting_ends_it_before_it_opened(first, reason):
@@ -108,6 +108,11 @@ def test_a_message_of_no_known_kind_ends_it():
     stream = FakeStream(THEIRS)
     stream.incoming.append(pb.HandoffMessage())
     assert "kind None" in converse(stream)[-1].reason
+
+
+def test_a_link_generation_of_zero_ends_it():
+    reason = converse(FakeStream(THEIRS, LinkRendezvous(0, "begin", b"")))[-1].reason
+    assert "generations count from 1" in reason
 
 
 def test_messages_are_written_in_order_and_close_ends_it():

@@ -6,7 +6,7 @@ import pytest
 from kv_transfer.protocol import messages as m
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.wire import message_from_wire, message_to_wire
-from kvferry.errors import InvalidInput
+from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken, TokenLogprobs
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
@@ -15,7 +15,7 @@ from kvferry.sampling import SamplingParams
 KEY = HandoffKey(RequestId("r1"), Attempt(3), Incarnation(2**63 - 1), Incarnation(5))
 
 MESSAGES = [
-    m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash"),
+    m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash", 2**40),
     m.Ready(KEY, 20, "hash", 8),
     m.Grant(KEY, 16),
     m.Busy(KEY),
@@ -26,6 +26,7 @@ MESSAGES = [
     m.Received(KEY),
     m.Closed(KEY),
     m.Abort(KEY, "because"),
+    m.Abort(KEY, "full", ErrorKind.OVERLOADED),
     m.Aborted(KEY),
     m.LinkRendezvous(2, "0/0", b"\x00\xff"),
     m.Credit(2, 8),
@@ -62,3 +63,22 @@ def test_every_kind_of_the_wire_is_read():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InvalidInput, match="kind None"):
         message_from_wire(pb.HandoffMessage())
+
+
+def test_an_abort_of_a_kind_from_a_newer_worker_is_a_plain_failure():
+    message = message_to_wire(m.Abort(KEY, "because"))
+    message.abort.kind = "on fire"
+    assert message_from_wire(message) == m.Abort(KEY, "because")
+
+
+@pytest.mark.parametrize("token_id", [2**31, 2**32 - 1])
+def test_token_ids_beyond_int32_are_refused(token_id):
+    likely = TokenLogprobs(7, -0.5, ((token_id, -0.5),))
+    for token in (OutputToken(token_id), OutputToken(7, likely)):
+        with pytest.raises(InvalidInput, match=str(token_id)):
+            through_bytes(m.FirstToken(KEY, token))
+
+
+def test_link_generations_count_from_one():
+    with pytest.raises(InvalidInput, match="generations count from 1"):
+        through_bytes(m.LinkRendezvous(0, "0/0", b""))

@@ -81,7 +81,7 @@ class MemorySender:
             while not isinstance(order := self._inbox.get(), str):
                 seq, payload = order
                 peer.deliver(seq, payload)
-                self._listener.sent(seq, 1e-6)
+                self._listener.sent(seq)
             reason = order
             peer.close(f"peer closed: {reason}")
         except Exception as error:  # noqa: BLE001  # outermost frame: ends the generation

@@ -1,0 +1,170 @@
+"""What a peer says or asks wrongly ends that handoff and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kv_transfer.protocol.messages import Chunk
+from kv_transfer.protocol.tombstones import Tombstones
+from kvferry.clock import MonotonicClock
+from kvferry.errors import DuplicateRequest, ErrorKind, InvalidInput
+from tests.support.handoff_pair import (
+    HandoffPair,
+    expected_kv,
+    prompt_of,
+    read_kv,
+    small_layout,
+    state_count,
+)
+
+
+@pytest.fixture
+def pair():
+    handoffs = HandoffPair()
+    yield handoffs
+    handoffs.close()
+
+
+def test_a_key_is_fetched_once(pair):
+    key = pair.fetch("r1", prompt_of(20))
+    with pytest.raises(DuplicateRequest, match="r1"):
+        pair.fetch("r1", prompt_of(20))
+    assert pair.decode.driver.handoffs_open() == 1
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.decode.sink.abort(key, "enough")
+    with pytest.raises(DuplicateRequest, match="r1"):
+        pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.prefill.source.ends)
+    pair.assert_idle()
+
+
+def test_a_prompt_asked_for_again_under_an_ended_key_is_answered(pair):
+    key = pair.run("r1", prompt_of(9))
+    pair.decode.sink.release(key)
+    # A sink that has forgotten it, as after very many handoffs.
+    pair.decode.driver._sink._tombstones = Tombstones()
+    del pair.decode.sink.adopted_usage[key]
+    pair.fetch("r1", prompt_of(9))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "begun before" in str(pair.decode.sink.errors[key])
+    pair.assert_idle()
+
+
+def test_a_first_token_that_the_host_refuses_fails_that_handoff(pair, monkeypatch):
+    def refuse(key, token):
+        raise InvalidInput("token", "is not one of the model's")
+
+    monkeypatch.setattr(pair.decode.sink, "first_token", refuse)
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.serve(key)
+    pair.until(lambda: key in pair.decode.sink.errors and key in pair.prefill.source.ends)
+    error = pair.decode.sink.errors[key]
+    # The source is at fault, not the client: another worker may do better.
+    assert error.kind is ErrorKind.UNAVAILABLE
+    assert "not one of the model's" in str(error)
+    assert pair.decode.driver.counters["illegal_messages"] == 1
+    pair.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("source_tokens", "sink_tokens", "chunks"), [(8, 3, 7), (3, 8, 7), (8, 8, 3)]
+)
+def test_a_payload_fits_the_buffers_of_both_sides(source_tokens, sink_tokens, chunks):
+    layout = small_layout()
+    pair = HandoffPair(layout=layout)
+    pair.close()
+
+    def config(tokens):
+        return dataclasses.replace(
+            pair.config, staging_buffer_bytes=tokens * layout.bytes_per_token
+        )
+
+    pair = HandoffPair(config=config(source_tokens), sink_config=config(sink_tokens))
+    prompt = prompt_of(20)
+    key = pair.fetch("r1", prompt)
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.serve(key, chunk=20)
+    pair.until(lambda: key in pair.prefill.source.ends)
+    kv = pair.decode.sink.kvs[key]
+    expected = expected_kv(pair.decode.kv_cache, prompt, 0, 20)
+    assert torch.equal(read_kv(pair.decode.kv_cache, kv, 0, 20), expected)
+    assert pair.prefill.driver.counters["chunks_sent"] == chunks
+    pair.decode.sink.release(key)
+    pair.assert_idle()
+    pair.close()
+
+
+def test_a_sink_whose_buffers_hold_no_token_is_told(pair):
+    key = pair.fetch("warm", prompt_of(9))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    (peer,) = pair.prefill.driver._source._peers.values()
+    peer.payload_bytes_max = 8
+    other = pair.fetch("r1", prompt_of(9))
+    pair.until(lambda: other in pair.decode.sink.errors)
+    assert "do not hold one token" in str(pair.decode.sink.errors[other])
+    pair.decode.sink.abort(key, "test ends")
+    pair.until(lambda: key in pair.prefill.source.ends)
+    pair.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"payload_bytes": 2**40},
+        {"payload_bytes": 0},
+        {"token_stop": 2**32 - 1},
+        {"token_start": 8, "token_stop": 0},
+        {"layer_stop": 2},
+    ],
+)
+def test_a_chunk_of_another_size_fails_that_handoff(pair, wrong):
+    send = pair.prefill.driver._source._send_payload
+
+    def send_wrong(handoff, effect):
+        session = handoff.peer.session
+        say = session.send
+
+        def say_wrongly(message):
+            is_chunk = isinstance(message, Chunk)
+            say(dataclasses.replace(message, **wrong) if is_chunk else message)
+
+        session.send = say_wrongly
+        send(handoff, effect)
+        session.send = say
+
+    pair.prefill.driver._source._send_payload = send_wrong
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.schedule(key)
+    pair.prefill.source.compute(key, 20)
+    pair.until(lambda: key in pair.decode.sink.errors and key in pair.prefill.source.ends)
+    assert pair.decode.driver.counters["bytes_received"] == 0
+    pair.assert_idle()
+
+
+def test_a_header_that_came_before_its_handoff_never_reaches_its_slots(pair):
+    """The payload of an unknown key arrives when a handoff with that key has begun."""
+    pair.decode.sink.release(pair.run("warm-up", prompt_of(9)))
+    (session,) = pair.prefill.driver._source._peers
+    (peer,) = pair.prefill.driver._source._peers.values()
+    pair.until(lambda: peer.link.core.credits == 3)
+    key = pair.key("r1")
+    buffer, _ = peer.link.take()
+    seq = peer.link.post(buffer, MonotonicClock().now())
+    # Its size and range were never compared with a prompt: there was none.
+    session.send(Chunk(key, 1, seq, 0, 200, 0, 3, 8, 0))
+    pair.until(lambda: pair.decode.driver.counters["unknown_messages"] == 1)
+    pair.fetch("r1", prompt_of(20, seed=1))
+    pair.until(lambda: key in pair.prefill.source.queue)
+    pair.prefill.source.schedule(key)
+    pair.until(lambda: state_count(pair.decode, "sink_receiving"))
+    peer.link.send(seq, torch.zeros(8, dtype=torch.uint8))
+    pair.until(lambda: pair.decode.driver.counters["chunks_dropped"] == 1)
+    assert state_count(pair.decode, "sink_receiving") == 1
+    pair.decode.sink.abort(key, "test ends")
+    pair.until(lambda: key in pair.prefill.source.ends)
+    pair.assert_idle()
