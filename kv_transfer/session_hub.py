@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+_CANCEL_S = 0.5
+"""For a cancelled call to leave its channel in order."""
+
 
 class SessionHub:
     """Opens and serves sessions on the loop thread. `connect` and `close` from any thread."""
@@ -82,8 +85,13 @@ class SessionHub:
                 await self._census.all_ended()
         except TimeoutError:
             _LOG.warning("a session or link is held by its peer; leaving it behind")
-            for task in self._tasks:
-                task.cancel()
+            await self._cancel_calls()
+
+    async def _cancel_calls(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_CANCEL_S)
 
     def _new_session(self, expected: Incarnation | None) -> Session:
         return Session(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import grpc
 import pytest
@@ -50,9 +51,9 @@ def test_waiting_for_the_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(session_hub, "STOP_TIMEOUT_S", 0.1)
 
     async def go() -> float:
-        # A host that takes the connection and says nothing.
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        port = silent.sockets[0].getsockname()[1]
+        # Its kernel takes the connection, and nobody ever speaks on it.
+        silent = socket.create_server(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
         hub = new_hub()
         hub.connect(PrefillSource(WorkerId("there"), f"127.0.0.1:{port}", Incarnation(2)))
         await asyncio.sleep(0.02)
