@@ -52,10 +52,13 @@ class Supervisor:
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
         self._stopping = False
+        self._fault: BaseException | None = None
 
     async def run(self) -> None:
-        """Carry out effects until `stop` is called."""
+        """Carry out effects until `stop` is called. Raises a fault of ours, of any task here."""
         while not self._stopping:
+            if self._fault is not None:
+                raise self._fault
             effects = self._state.due()
             for effect in effects:
                 self._apply(effect)
@@ -126,7 +129,13 @@ class Supervisor:
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._fault = fault
+            self._wake.set()
 
     def _kill(self, name: str, launch: int) -> None:
         """End a process by force. A failure is logged: to supervise the others goes before it."""

@@ -277,6 +277,7 @@ def _to_float(value: Any, name: str) -> float:
     raise ConfigError(name, f"is {value!r}; must be a finite number")
 
 
+_ROLES = ("prefill", "decode", "both")
 _AT_LEAST: Mapping[str, float] = {
     "model.context_length": 2,
     "cache.page_size": 1,
@@ -293,7 +294,7 @@ _AT_LEAST: Mapping[str, float] = {
     "restart_backoff_s": 0,
 } | {
     f"workers.{role}.{setting}": low
-    for role in ("prefill", "decode", "both")
+    for role in _ROLES
     for setting, low in {"count": 0, "cpus": 0, "gpus": 0, "threads": 1}.items()
 }
 _ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
@@ -304,6 +305,11 @@ _NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
 def _validate(config: ClusterConfig) -> None:
     _validate_values(config)
     groups = config.workers
+    for role in _ROLES:
+        gpus = getattr(groups, role).gpus
+        if gpus > 1 and not gpus.is_integer():
+            # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
+            raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:

@@ -13,7 +13,7 @@ from tests.support.local_cluster import local_cluster
 def test_an_answer_that_is_nearly_done_is_finished_and_readers_of_logs_are_left_alone():
     request = inference.GenerateRequest(
         text="Three rivers:",
-        sampling=inference.SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True),
+        sampling=inference.SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True),
     )
     finish = inference.Finish()
     tokens = 0
@@ -30,6 +30,6 @@ def test_an_answer_that_is_nearly_done_is_finished_and_readers_of_logs_are_left_
             running.process.wait(timeout=30.0)
             ended_by_itself = reader.poll()
             reader.kill()
-    assert tokens == 30
+    assert tokens == 12
     assert finish.reason == inference.FINISH_REASON_LENGTH
     assert ended_by_itself is None

@@ -254,3 +254,18 @@ def test_a_kill_that_fails_does_not_end_supervision():
         assert launcher.members["decode-0", 2].kills == 0
 
     supervise(scenario)
+
+
+def test_a_fault_of_ours_in_a_watcher_ends_supervision_visibly(monkeypatch):
+    def fail(*_arguments, **_named):
+        raise AssertionError("a bug of ours")
+
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        monkeypatch.setattr(supervisor._state, "ended", fail)
+        launcher.members["decode-0", 1].die()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.2)
+
+    with pytest.raises(AssertionError, match="a bug of ours"):
+        supervise(scenario)

@@ -78,6 +78,7 @@ def test_settings_names_each_leaf_with_its_default():
         ("workers: {prefill: {count: -1}}", "workers.prefill.count", "at least 0"),
         ("workers: {both: {cpus: -0.5}}", "workers.both.cpus", "at least 0"),
         ("workers: {both: {gpus: -1}}", "workers.both.gpus", "at least 0"),
+        ("workers: {both: {gpus: 1.5}}", "workers.both.gpus", "must be whole"),
         ("handoff: {link_timeout_s: 0}", "handoff.link_timeout_s", "above 0"),
         ("handoff: {link_timeout_s: -1.5}", "handoff.link_timeout_s", "above 0"),
         ("handoff: {local_prefill_tokens_max: -1}", "handoff.local_prefill_tokens_max", "least 0"),
