@@ -10,7 +10,7 @@
 
 One object is one *generation*. It ends for good at the first error, gap or timeout, or when it is
 closed, and says so once. Closing is a request: an operation in the kernel may hold the link's
-thread and its buffers until the timeout, but nobody waits for it.
+thread and its buffers until the timeout, but no handoff waits for it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,6 @@ an illegal event raises and changes nothing. `docs/handoff.md` is generated from
 
 May import: `kvferry` and numpy.
 
-Reading order: `key`, `messages`, `states` (the tables), `deadlines`, `effects`, `source`,
+Reading order: `key`, `messages`, `states` (the tables), `deadlines`, `effects`, `errors`, `source`,
 `sink`, `link`, `tombstones`.
 """

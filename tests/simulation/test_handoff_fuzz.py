@@ -30,7 +30,7 @@ def test_no_message_raises_or_keeps_kv(wildness):
         assert happened["unknown_messages"] > RUNS
     else:
         # The runs also get far, so that every state was thrown at.
-        assert happened["sink_adopted"] > RUNS
+        assert happened["sink_adopted"] > RUNS / 2
         assert happened["source_closed"] > RUNS
         assert happened["chunks_received"] > RUNS
         assert happened["chunks_dropped"] > 0

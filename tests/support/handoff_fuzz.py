@@ -355,7 +355,7 @@ class FuzzWorker:
             layers = self.layout.num_layers
             return m.Chunk(key, generation, session.next_seq, start, stop, 0, layers, size, 0)
         if core.first_token_at is None:
-            return m.FirstToken(key, OutputToken(7))
+            return m.FirstToken(key, OutputToken(self.rng.choice([*[7] * 15, VOCABULARY])))
         return m.Complete(key, core.prompt_tokens, core.chunks_announced)
 
     def likely_of_sink(self, session: FakeSession) -> SessionMessage:

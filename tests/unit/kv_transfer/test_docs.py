@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import kv_transfer
+from kv_transfer import protocol
 from kv_transfer.protocol import messages
 from tests.support.handoff_docs import PAGE, part_names, parts, render
 
@@ -19,3 +27,18 @@ def test_every_message_is_in_the_message_table():
     assert len(names) == 15
     for name in names:
         assert f"| `{name}" in text, name
+
+
+@pytest.mark.parametrize("package", [kv_transfer, protocol], ids=lambda package: package.__name__)
+def test_the_reading_order_names_every_module(package):
+    text = (package.__doc__ or "").partition("Reading order:")[2]
+    named = set(re.findall(r"`(\w+)`", text))
+    assert named == {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+
+def test_every_counter_is_in_the_list():
+    source = "".join(path.read_text() for path in Path(kv_transfer.__path__[0]).rglob("*.py"))
+    counted = set(re.findall(r'counters\["(\w+)"\]', source))
+    assert len(counted) > 10
+    listed = set(re.findall(r"`(\w+)`", PAGE.read_text().partition("## Counters")[2]))
+    assert counted <= listed

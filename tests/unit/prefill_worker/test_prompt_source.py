@@ -60,9 +60,11 @@ class Bench:
         self.driver = FakeDriver(self.engine_bench)
         self.source = PromptSource(self.engine_bench.engine, self.driver)
 
-    def start(self, name: str, prompt: list[int] = PROMPT) -> HandoffKey:
+    def start(
+        self, name: str, prompt: list[int] = PROMPT, sampling: SamplingParams = GREEDY
+    ) -> HandoffKey:
         key = _key(name)
-        self.source.start(key, np.asarray(prompt, dtype=np.int32), GREEDY, ExtraKey(""))
+        self.source.start(key, np.asarray(prompt, dtype=np.int32), sampling, ExtraKey(""))
         return key
 
 
@@ -114,6 +116,9 @@ def test_refusals_are_typed_and_leave_nothing() -> None:
         bench.start("empty", [])
     with pytest.raises(InvalidInput):
         bench.start("huge", list(range(10, 210)) * 2)
+    # Refused before anything is made for it: so many tokens would not fit the memory.
+    with pytest.raises(InvalidInput, match="max_tokens"):
+        bench.start("endless", PROMPT, SamplingParams(max_tokens=2**40))
     key = bench.start("queued")
     with pytest.raises(Overloaded):
         bench.start("one too many")
