@@ -66,33 +66,5 @@ class RendezvousStore(Store):
             if not self._has(keys):
                 raise RuntimeError(f"rendezvous: no {list(keys)} from the peer in {limit_s:g} s")
 
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there now."""
-        with self._changed:
-            return self._has(keys)
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """`get` of each key."""
-        return [self.get(key) for key in keys]
-
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """`set` of each pair."""
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        """Refused: a counter cannot be mirrored without an owner. Gloo needs none."""
-        raise RuntimeError(f"rendezvous: add({key!r}, {amount}) is not offered")
-
-    def delete_key(self, key: str) -> bool:
-        """Forget an entry here; the peer keeps its copy."""
-        with self._changed:
-            return self._entries.pop(key, None) is not None
-
-    def num_keys(self) -> int:
-        """Entries known here."""
-        with self._changed:
-            return len(self._entries)
-
     def _has(self, keys: Sequence[str]) -> bool:
         return all(key in self._entries for key in keys)

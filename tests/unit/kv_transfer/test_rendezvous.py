@@ -14,11 +14,7 @@ def test_entries_are_published_and_taken():
     store.set("0/0", "mine")
     store.put("0/1", b"theirs")
     assert published == [("0/0", b"mine")]
-    assert store.multi_get(["0/0", "0/1"]) == [b"mine", b"theirs"]
-    assert store.check(["0/1"])
-    assert store.num_keys() == 2
-    assert store.delete_key("0/1")
-    assert not store.check(["0/1"])
+    assert [store.get("0/0"), store.get("0/1")] == [b"mine", b"theirs"]
 
 
 def test_get_waits_for_the_peer():
@@ -34,8 +30,3 @@ def test_waiting_ends_at_its_limit_and_when_closed():
     threading.Timer(0.02, store.close, ("session lost",)).start()
     with pytest.raises(RuntimeError, match="session lost"):
         store.get("0/1")
-
-
-def test_counters_are_refused():
-    with pytest.raises(RuntimeError, match="add"):
-        RendezvousStore(lambda key, value: None, 1.0).add("n", 1)
