@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.cluster
 
-END_WITHIN_S = 30.0
+END_WITHIN_S = 60.0
+"""A retry computes 2000 tokens anew: 7 s of a free core, several times that of a busy one."""
 
 
 class Stream(threading.Thread):
