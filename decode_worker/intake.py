@@ -194,7 +194,12 @@ class Intake:
         self._engine.check_fits(entry.request)
         entry.key = key
         self._by_key[key] = entry
-        self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.extra_key)
+        try:
+            self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.extra_key)
+        except KvferryError:
+            del self._by_key[key]
+            entry.key = None
+            raise
 
     def _cancel(self, attempt_id: AttemptId, stream: AttemptStream) -> None:
         entry = self._attempts.get(attempt_id)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.rope import rope_table
+from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.attention.backend import AttentionBackend
@@ -47,6 +48,7 @@ class LlamaDecoder:
         self._layers = [_load_layer(weights, layer) for layer in range(spec.num_layers)]
         self._final_norm = weights.tensor("model.norm.weight")
         self._head = self._embedding if spec.tied_embeddings else weights.tensor("lm_head.weight")
+        _check_shapes(spec, self._embedding, self._head)
         self._rope = rope_table(spec.rope, spec.head_dim, spec.context_length)
 
     @torch.inference_mode()
@@ -77,6 +79,17 @@ class LlamaDecoder:
         if following == len(self._layers):
             return self._final_norm
         return self._layers[following].input_norm
+
+
+def _check_shapes(spec: ModelSpec, embedding: torch.Tensor, head: torch.Tensor) -> None:
+    """What token ids index must have a row for each: a missing one would end the engine."""
+    expected = (spec.vocab_size, spec.hidden_size)
+    for name, tensor in (("embedding", embedding), ("output head", head)):
+        if tuple(tensor.shape) != expected:
+            raise ConfigError(
+                "model.path",
+                f"the {name} has shape {tuple(tensor.shape)}; config.json says {expected}",
+            )
 
 
 def _load_layer(weights: Weights, index: int) -> LlamaLayer:

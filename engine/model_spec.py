@@ -63,6 +63,27 @@ def load_spec(directory: Path) -> ModelSpec:
     """Read the spec of a Hugging Face directory. `ConfigError` names what is not supported."""
     config = _read_json(directory / "config.json")
     _require_supported(config, directory)
+    try:
+        spec = _spec_of(config, directory)
+    except KeyError as error:
+        raise ConfigError("model.path", f"{directory}: config.json lacks {error}") from error
+    except (TypeError, ValueError) as error:
+        problem = f"{directory}: config.json has a value of the wrong type: {error}"
+        raise ConfigError("model.path", problem) from error
+    _check_ids(spec, directory)
+    return spec
+
+
+def _check_ids(spec: ModelSpec, directory: Path) -> None:
+    beyond = [token for token in spec.eos_token_ids if not 0 <= token < spec.vocab_size]
+    if beyond:
+        raise ConfigError(
+            "model.path",
+            f"{directory}: end of text {beyond} lies outside the vocabulary of {spec.vocab_size}",
+        )
+
+
+def _spec_of(config: dict[str, Any], directory: Path) -> ModelSpec:
     num_heads = int(config["num_attention_heads"])
     hidden_size = int(config["hidden_size"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -142,6 +163,8 @@ def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
     match eos:
         case None:
             return ()
+        case bool():
+            raise ConfigError("model.path", f"eos_token_id is {eos!r}; must be ids")
         case int():
             return (eos,)
         case list():

@@ -6,7 +6,7 @@ pair of workers), payloads on a *link* (a two-rank `torch.distributed` group mad
 May import: `mem_cache`, `kvferry`, torch, grpc. Never `engine`, never a role, never Ray.
 
 Reading order: `protocol` (pure: who may say what, when), `hosts` (what a worker implements),
-`link`, `staging` and `rendezvous`, `gloo_link`; `wire`, `events`, `session`, `intake` (a session's
-links) and `session_hub`; then `endpoint`, `outgoing_link`, `source_side`, `transfer_rate`,
-`sink_side` and `driver`, which connect the protocol to sessions, links and pools.
+`link`, `staging` and `rendezvous`, `gloo_link`; `wire`, `events`, `session`, `session_links` and
+`session_hub`; then `endpoint`, `outgoing_link`, `source_side`, `transfer_rate`, `sink_side` and
+`driver`, which connect the protocol to sessions, links and pools.
 """

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from kv_transfer.events import LinkFailed, MessageCame, SessionLost, SessionOpened
-from kv_transfer.intake import LinkCensus, SessionLinks
 from kv_transfer.protocol.errors import IllegalEvent
 from kv_transfer.protocol.messages import Chunk, Hello, LinkDown, LinkRendezvous, SessionMessage
 from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
+from kv_transfer.session_links import LinkCensus, SessionLinks
 from kv_transfer.wire import message_from_wire, message_to_wire
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kv_transfer.intake import LinkCensus
 from kv_transfer.session import SESSION_CHANNEL_OPTIONS, MessageStream, Session
+from kv_transfer.session_links import LinkCensus
 from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, STOP_TIMEOUT_S
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
 

@@ -73,7 +73,7 @@ HEALTH_INTERVAL_S = 1.0
 
 ENGINE_TURN_MAX_S = 60.0
 """An engine thread that has not come round for so long hangs. The longest step computes one chunk
-of `scheduler.chunk_tokens`: 192 tokens of a 135M model are 0.65 s of one core, a few seconds of a
+of `scheduler.chunk_tokens`: 128 tokens of a 135M model are 0.45 s of one core, a few seconds of a
 slow or busy one. Ten times that, because a replaced worker loses its cache."""
 
 HEALTH_SILENCE_MAX_S = 60.0

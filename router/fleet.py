@@ -140,13 +140,13 @@ class Fleet:
                 _log.warning("a status call outlived its deadline")
 
     def view(self, prompt: Sequence[BlockHash]) -> ClusterView:
-        """The workers that can be reached, and what they hold of `prompt`."""
-        usable = [member for member in self._members.values() if member.monitor.is_reachable]
+        """The workers to choose from, and what they hold of `prompt`."""
+        members = self._members.values()
+        prefill = [m for m in members if m.info.role is Role.PREFILL and m.monitor.is_reachable]
+        decode = _usable([m for m in members if m.info.role is not Role.PREFILL])
         return ClusterView(
-            prefill=tuple(self._view_of(m, prompt) for m in usable if m.info.role is Role.PREFILL),
-            decode=tuple(
-                self._view_of(m, prompt) for m in usable if m.info.role is not Role.PREFILL
-            ),
+            prefill=tuple(self._view_of(member, prompt) for member in prefill),
+            decode=tuple(self._view_of(member, prompt) for member in decode),
         )
 
     def dispatch(self, route: Route, kv_tokens: int) -> DispatchTicket:
@@ -237,6 +237,13 @@ class Fleet:
             pid=None if status is None else status.pid,
             indexed_blocks=index.block_count(member.info.worker_id),
         )
+
+
+def _usable(members: list[_Member]) -> list[_Member]:
+    """Those that answered last time. If nobody did, those that are only late: one late answer of
+    the only worker must not refuse every request meanwhile."""
+    reachable = [member for member in members if member.monitor.is_reachable]
+    return reachable or [member for member in members if member.monitor.is_late]
 
 
 def _is_same_process(one: WorkerInfo, other: WorkerInfo) -> bool:

@@ -43,7 +43,7 @@ def read_model_card(directory: Path, dtype: DType, context_length_max: int) -> M
     return ModelCard(
         vocab_size=_positive(config, "vocab_size"),
         context_length=min(trained, context_length_max),
-        eos_token_ids=_eos_ids(generation) or _eos_ids(config),
+        eos_token_ids=_eos_ids(generation if "eos_token_id" in generation else config),
         kv_bytes_per_token=elements * _ELEMENT_BYTES[dtype],
     )
 

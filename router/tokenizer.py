@@ -98,10 +98,17 @@ def _load_chat_template(directory: Path) -> ChatTemplate | None:
     config = read_json(config_file) if config_file.is_file() else {}
     template_file = directory / "chat_template.jinja"
     if template_file.is_file():
-        source: str | None = template_file.read_text(encoding="utf-8")
+        source: str | None = _read_template(template_file)
     else:
         source = _template_source(config.get("chat_template"))
     return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("model.path", f"cannot read {file}: {error}") from error
 
 
 def _template_source(value: Any) -> str | None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from kvferry.errors import KvferryError, WorkerUnavailable
+from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import (
     KV_EVENTS_RETRY_S,
     WORKER_STATUS_FAILURES_MAX,
@@ -46,6 +46,8 @@ class WorkerMonitor:
         self.is_reachable = False
         """Whether the last status call was answered; False before the first."""
         self.last_status: WorkerStatus | None = None
+        self.is_late = False
+        """Whether it answered before, is connected, and let the last few calls time out."""
         self._client = client
         self._loads = loads
         self._index = index
@@ -83,6 +85,7 @@ class WorkerMonitor:
             self._note_failure(error)
             return
         self._failures = 0
+        self.is_late = False
         self.last_status = status
         self._loads.report(self.info.worker_id, asked_at, status.load, status.accounts)
         self._set_reachable(True)
@@ -94,8 +97,10 @@ class WorkerMonitor:
                 "worker does not answer",
                 extra={"worker_id": self.info.worker_id, "reason": str(error)},
             )
+        self.is_late = self.last_status is not None and isinstance(error, DeadlineExceeded)
         self._set_reachable(False)
         if self._failures >= WORKER_STATUS_FAILURES_MAX:
+            self.is_late = False
             lost = f"worker {self.info.worker_id} has not answered {self._failures} times: {error}"
             self._client.abort_streams(WorkerUnavailable(lost))
 

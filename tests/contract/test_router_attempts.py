@@ -249,6 +249,21 @@ def test_a_worker_that_answers_no_status_is_given_up(directory: Path) -> None:
     run(directory, test, worker)
 
 
+def test_the_only_worker_is_used_while_it_is_merely_late(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.worker_monitor.WORKER_STATUS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("router.worker_monitor.WORKER_STATUS_FAILURES_MAX", 1000)
+    worker = FakeWorker("w")
+
+    async def test(bench: RouterBench) -> None:
+        worker.status_hangs = True
+        await eventually(lambda: not summary(bench, "w").is_reachable)
+        assert text_of(await bench.ask("late")) == "late"
+
+    run(directory, test, worker)
+
+
 def test_a_worker_that_came_back_is_another_one(directory: Path) -> None:
     worker = FakeWorker("w", snapshot_events=(BlocksStored(blocks("x" * 32)),))
 

@@ -69,6 +69,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Attempts whose call was cancelled."""
     subscriptions: int = 0
     status_fails: bool = False
+    status_hangs: bool = False
     snapshot_events: tuple[KvEvent, ...] = ()
 
     async def start(self) -> WorkerInfo:
@@ -138,6 +139,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await context.write(convert.kv_batch_to_wire(await queue.get()))
 
     async def Status(self, message: Any, context: Any) -> Any:
+        if self.status_hangs:
+            await asyncio.Event().wait()
         if self.status_fails:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
         return worker_pb2.WorkerStatusResponse(

@@ -93,6 +93,9 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeSpec) -> No
         ({"attention_bias": True}, "attention_bias"),
         ({"num_key_value_heads": 2}, "cannot share"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rms_norm_eps": None}, "wrong type"),
+        ({"vocab_size": "many"}, "wrong type"),
+        ({"vocab_size": 100, "eos_token_id": 100}, "outside the vocabulary of 100"),
     ],
 )
 def test_what_is_not_supported_is_named(

@@ -9,10 +9,10 @@ import pytest
 
 from kv_transfer import session as session_module
 from kv_transfer.events import MessageCame, SessionLost, SessionOpened
-from kv_transfer.intake import LinkCensus
 from kv_transfer.protocol.messages import Busy, Hello, LinkRendezvous
 from kv_transfer.protocol.states import SessionState
 from kv_transfer.session import Session
+from kv_transfer.session_links import LinkCensus
 from kv_transfer.wire import message_from_wire, message_to_wire
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
