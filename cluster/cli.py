@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(_explain_unknown(unknown, known.command))
+        return _fail(_explain_unknown(unknown, known.command), _USAGE_ERROR)
     try:
         with interrupt_on_signals():
             known.run(known)
@@ -112,32 +112,36 @@ def _add_address(command: argparse.ArgumentParser) -> None:
     )
 
 
-_SAMPLING_FLAGS: tuple[tuple[str, type], ...] = (
-    ("max_tokens", int),
-    ("temperature", float),
-    ("top_k", int),
-    ("top_p", float),
-    ("min_p", float),
-    ("repetition_penalty", float),
-    ("presence_penalty", float),
-    ("frequency_penalty", float),
-    ("seed", int),
+_SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
+    ("max_tokens", int, "longest answer, bounded by the context; default: 128"),
+    ("temperature", float, "randomness; 0, the default here, takes the likeliest token"),
+    ("top_k", int, "choose among so many likeliest tokens; 0 among all"),
+    ("top_p", float, "choose among the likeliest tokens that have this probability together"),
+    ("min_p", float, "drop tokens less likely than this share of the likeliest"),
+    ("repetition_penalty", float, "above 1 makes tokens seen before less likely"),
+    ("presence_penalty", float, "taken off tokens that the answer has"),
+    ("frequency_penalty", float, "taken off for each time that the answer has a token"),
+    ("seed", int, "the same seed gives the same answer; drawn by the server if not given"),
 )
+_TEMPERATURE = 0.0
+"""The server's default is 1, as everywhere; a small model talks nonsense at that."""
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("sampling; what is not given is the server's default")
-    for name, kind in _SAMPLING_FLAGS:
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, dest=name)
+    group = command.add_argument_group("sampling")
+    for name, kind, text in _SAMPLING_FLAGS:
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, dest=name, help=text)
+    command.set_defaults(temperature=_TEMPERATURE)
     group.add_argument("--stop", action="append", default=[], help="may be given several times")
 
 
 def _serve(arguments: argparse.Namespace) -> None:
     # Imported here: Ray takes a second to load, which the client commands need not wait for.
-    from cluster.local_cluster import LocalCluster
+    from cluster.local_cluster import LocalCluster, check_port_free
 
     config = _resolved(_config_of(arguments))
-    print("starting ...", flush=True)  # noqa: T201
+    check_port_free(config.router)
+    print("starting ... (the first start on a machine compiles kernels)", flush=True)  # noqa: T201
     cluster = LocalCluster(config, MonotonicClock())
     try:
         view = cluster.start()
@@ -149,6 +153,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         _watch(cluster, view)
     finally:
         with ignore_signals():
+            print("stopping ...", flush=True)  # noqa: T201
             report = cluster.stop()
         print(  # noqa: T201
             "stopped; no process is left"
@@ -226,7 +231,7 @@ def _resolved(config: ClusterConfig) -> ClusterConfig:
 
 
 def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
-    given = {name: getattr(arguments, name) for name, _ in _SAMPLING_FLAGS}
+    given = {name: getattr(arguments, name) for name, _, _ in _SAMPLING_FLAGS}
     try:
         return inference.SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
@@ -237,10 +242,12 @@ def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
 
 
 def _explain_unknown(unknown: list[str], command: str) -> str:
-    text = f"unknown argument {unknown[0]}"
-    names = [f"--{name}" for name, _ in settings()] if command in ("serve", "demo") else []
+    text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
+    names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
+    if command in ("serve", "demo"):
+        names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
-    return f"{text}; did you mean {near[0]}?" if near else text
+    return f"unknown argument {unknown[0]}; did you mean {near[0]}?" if near else text
 
 
 def _fail(text: str, code: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from cluster.tables import accounts_table, format_bytes, workers_table
+from cluster.tables import ACCOUNTS_LEGEND, accounts_table, format_bytes, workers_table
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def status(client: Client) -> None:
         f"{info.model} ({info.dtype}), context {info.context_length}, page size {info.page_size}; "
         f"membership version {answer.membership_version}, "
         f"{answer.requests_in_flight} requests in flight\n\n"
-        f"{workers_table(answer)}\n\nKV slots\n{accounts_table(answer)}"
+        f"{workers_table(answer)}\n\nKV slots by owner, a slot holds one token\n"
+        f"{accounts_table(answer)}\n{ACCOUNTS_LEGEND}"
     )
 
 

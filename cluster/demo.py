@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 from cluster.client import Client
 from cluster.console import stream_answer
 from cluster.interrupts import ignore_signals
-from cluster.local_cluster import LocalCluster
-from cluster.tables import accounts_table, format_bytes, format_table, workers_table
+from cluster.local_cluster import LocalCluster, check_port_free
+from cluster.tables import (
+    ACCOUNTS_LEGEND,
+    accounts_table,
+    format_bytes,
+    format_table,
+    workers_table,
+)
 from kvferry.convert import accounts_from_wire
 from kvferry.rpc.v1 import inference_pb2 as inference
 
@@ -34,8 +40,9 @@ class _Asked:
 
 def run_demo(config: ClusterConfig, clock: Clock) -> None:
     """Returns when everything is stopped. Raises what starting or asking raises."""
+    check_port_free(config.router)
     began = clock.now()
-    _say("starting Ray, one router and the workers ...")
+    _say("starting Ray, one router and the workers ... (the first start compiles kernels)")
     cluster = LocalCluster(config, clock)
     try:
         cluster.start()
@@ -46,6 +53,7 @@ def run_demo(config: ClusterConfig, clock: Clock) -> None:
             _say(usage_table(asked))
             _say("\nKV slots of the workers, now that nothing runs:")
             _say(accounts_table(_idle_status(client, clock)))
+            _say(ACCOUNTS_LEGEND)
     finally:
         with ignore_signals():
             report = cluster.stop()
@@ -59,7 +67,7 @@ def usage_table(asked: list[_Asked]) -> str:
     """One row per request: where its prompt came from, and how long it took."""
     header = (
         *("request", "prompt", "hit at prefill", "hit at decode", "moved", "bytes moved"),
-        *("handoff ms", "TTFT ms", "ITL ms", "answer"),
+        *("handoff ms", "TTFT ms", "ITL ms", "answer tokens"),
     )
     return format_table(
         header,

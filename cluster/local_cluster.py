@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from cluster.members import cpus_wanted, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
 from kvferry.config import to_mapping
-from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
+from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from cluster.ray_runtime import SupervisorHandle
     from cluster.supervisor import ClusterView
     from kvferry.clock import Clock
-    from kvferry.config import ClusterConfig
+    from kvferry.config import ClusterConfig, RouterConfig
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +191,17 @@ class LocalCluster:
             time.sleep(_POLL_S)
             left = processes_of(self.directory)
         return StopReport(tuple(killed.values()), tuple(process.name for process in left))
+
+
+def check_port_free(router: RouterConfig) -> None:
+    """Raise `ConfigError` if the router's port is taken, before half a cluster has been started."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((router.host, router.port))
+        except OSError as error:
+            problem = f"{router.host}:{router.port} is in use ({error.strerror})"
+            raise ConfigError("router.port", f"{problem}; 0 takes a free one") from error
 
 
 def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfig:

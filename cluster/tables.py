@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from kvferry.rpc.v1 import inference_pb2 as inference
 
 
+ACCOUNTS_LEGEND = (
+    "evictable: cached, free when needed; protected: cached, in use; private: of one request;\n"
+    "inbound: on the way here; pinned: being sent; rows: requests tracked (docs/kv-ownership.md)"
+)
+
+
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; columns of numbers are aligned at the right."""
     lines = [list(header), *(list(row) for row in rows)]
@@ -47,7 +53,7 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
     """Who the workers are and what they do."""
     header = (
         *("worker", "role", "pid", "incarnation", "address", "state"),
-        *("running", "waiting", "handoffs", "indexed"),
+        *("running", "waiting", "handoffs", "indexed blocks"),
     )
     return format_table(
         header,

@@ -39,7 +39,7 @@ def import_gguf(gguf: Path, directory: Path, *, progress: bool) -> None:
     """
     transformers = _load_transformers()
     transformers.utils.logging.disable_progress_bar()
-    with tqdm(total=3, desc="Tokenizer", disable=not progress, unit="step") as bar:
+    with tqdm(total=3, desc="Tokenizer", disable=None if progress else True, unit="step") as bar:
         tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         tokenizer.save_pretrained(directory)
         bar.update()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENVIRONMENT_PREFIX = "KVFERRY_"
+_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 BUNDLED_MODEL = "bundled:SmolLM2-135M-Instruct"
 
 
@@ -261,7 +262,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if kind is float:
         return _to_float(value, name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(name, f"is {value!r}; must be a {kind.__name__}")
+        raise ConfigError(name, f"is {value!r}; must be {_KIND_NAMES[kind]}")
     return value
 
 

@@ -86,7 +86,7 @@ class SamplingParams:
 
 def _require_range(name: str, value: float, low: float, high: float) -> None:
     if math.isnan(value) or not low <= value <= high:
-        raise InvalidInput(name, f"is {value:g}; must be between {low:g} and {high:g}")
+        raise InvalidInput(name, f"is {value}; must be between {low} and {high}")
 
 
 def _require_length(name: str, length: int, longest: int) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from cluster import cli
@@ -28,8 +30,6 @@ def test_flags_win_over_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["serve", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
-        (["serve", "--nonsense"], "unknown argument --nonsense"),
         (["generate"], "prompt"),
         (["generate", "hello", "--temperature", "warm"], "--temperature"),
         ([], "COMMAND"),
@@ -40,6 +40,21 @@ def test_a_wrong_command_line_ends_with_2_and_says_why(arguments, expected, caps
         cli.main(arguments)
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
+        (["serve", "--nonsense"], "unknown argument --nonsense"),
+        (["generate", "hello", "--max-token", "4"], "did you mean --max-tokens?"),
+    ],
+)
+def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expected, capsys):
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +81,16 @@ def test_no_cluster_ends_with_1_and_says_where_it_was_looked_for(capsys):
     assert "no kvferry cluster answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_only_sampling_that_is_given_is_sent():
+def test_only_sampling_that_is_given_is_sent_but_for_a_greedy_default():
     given = cli._sampling_of(parse("generate", "hello", "--top-k", "5", "--stop", "a"))
-    assert given == inference.SamplingParams(top_k=5, stop=["a"])
-    assert not given.HasField("temperature")
+    assert given == inference.SamplingParams(temperature=0.0, top_k=5, stop=["a"])
+    warm = cli._sampling_of(parse("generate", "hello", "--temperature", "0.5"))
+    assert warm == inference.SamplingParams(temperature=0.5)
+
+
+def test_port_in_use_is_told_before_anything_is_started(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_resolved", lambda config: config)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--router.port", str(port)]) == 2
+    assert f"router.port: 127.0.0.1:{port} is in use" in capsys.readouterr().err
