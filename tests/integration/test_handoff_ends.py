@@ -103,9 +103,13 @@ def test_the_source_aborts(pair, state):
     assert pair.prefill.kv_cache.accounts().is_idle
     assert pair.prefill.driver.handoffs_open() == 0
     pair.until(lambda: key in pair.decode.sink.errors or key in pair.decode.sink.adopted_usage)
-    if state == "completed":
-        # Everything had been sent: the sink may have it, but only whole.
-        assert key in pair.decode.sink.adopted_usage
+    if key in pair.decode.sink.adopted_usage:
+        # Everything had been sent. Whether the last payload, on the link, or the abort, on the
+        # session, is there first is open; the sink has the prompt whole or not at all.
+        assert state == "completed"
+        kv = pair.decode.sink.kvs[key]
+        expected = expected_kv(pair.decode.kv_cache, PROMPT, 0, 24)
+        assert torch.equal(read_kv(pair.decode.kv_cache, kv, 0, 24), expected)
         pair.decode.sink.release(key)
     else:
         assert "the model failed" in str(pair.decode.sink.errors[key])
