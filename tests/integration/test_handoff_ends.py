@@ -127,6 +127,8 @@ def test_the_session_breaks(pair, state):
     pair.until(lambda: key in pair.decode.sink.errors or key in pair.decode.sink.adopted_usage)
     pair.until(lambda: key in pair.prefill.source.ends or key not in pair.prefill.source.prompts)
     pair.until(lambda: pair.prefill.driver.handoffs_open() == 0)
+    # Until the sink's engine has heard of the loss it would use the old session, and fail again.
+    pair.until(lambda: pair.decode.driver.counters["sessions_lost"] == 1)
     if state == "completed":
         assert pair.prefill.source.ends[key] == "closed"
     elif key in pair.prefill.source.ends:
