@@ -55,7 +55,8 @@ def _runner(directory: Path, page_size: int, dtype: DType = DType.FLOAT32) -> Mo
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    transformers = pytest.importorskip("transformers")
+    # Takes seconds to load, which the other tests of this file need not wait for.
+    import transformers
 
     def load(directory: Path) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import safetensors.torch
 import torch
 
 from engine.weights import load_weights, write_weights
@@ -21,9 +22,8 @@ def _tensors() -> dict[str, torch.Tensor]:
 
 
 def test_reads_what_the_library_writes(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
     tensors = _tensors() | {"norm": torch.randn(8)}
-    library.save_file(tensors, tmp_path / "model.safetensors")
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     weights = load_weights(tmp_path, DType.FLOAT32)
     for name, tensor in tensors.items():
         assert torch.equal(weights.tensor(name), tensor)
@@ -32,10 +32,9 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
 
 
 def test_the_library_reads_what_we_write(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
     tensors = _tensors()
     write_weights(tmp_path / "model.safetensors", tensors.items())
-    found = library.load_file(tmp_path / "model.safetensors")
+    found = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
