@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import ConfigError
+from kvferry.model_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +61,7 @@ class ModelSpec:
 
 def load_spec(directory: Path) -> ModelSpec:
     """Read the spec of a Hugging Face directory. `ConfigError` names what is not supported."""
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     _require_supported(config, directory)
     try:
         spec = _spec_of(config, directory)
@@ -107,18 +107,6 @@ def _spec_of(config: dict[str, Any], directory: Path) -> ModelSpec:
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError("model.path", f"{file} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError("model.path", f"{file} must contain an object")
-    return values
-
-
 def _require_supported(config: dict[str, Any], directory: Path) -> None:
     architectures = config.get("architectures") or ["none named"]
     if not _ARCHITECTURES.intersection(architectures):
@@ -158,7 +146,7 @@ def _rope_spec(config: dict[str, Any]) -> RopeSpec:
 def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
     # The generation config is the more specific of the two: chat models list more ends there.
     generation = directory / "generation_config.json"
-    values = _read_json(generation) if generation.exists() else {}
+    values = read_json(generation) if generation.exists() else {}
     eos = values.get("eos_token_id", config.get("eos_token_id"))
     match eos:
         case None:

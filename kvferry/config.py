@@ -35,6 +35,11 @@ class DType(Enum):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return 4 if self is DType.FLOAT32 else 2
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:

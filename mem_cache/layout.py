@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvferry.config import DType
-
-_ELEMENT_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
+if TYPE_CHECKING:
+    from kvferry.config import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class KvLayout:
     @property
     def element_bytes(self) -> int:
         """Bytes of one K or V element."""
-        return _ELEMENT_BYTES[self.dtype]
+        return self.dtype.element_bytes
 
     @property
     def bytes_per_token(self) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvferry.config import DType
 from kvferry.errors import ConfigError
+from kvferry.model_files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ELEMENT_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
+    from kvferry.config import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +43,8 @@ def read_model_card(directory: Path, dtype: DType, context_length_max: int) -> M
         vocab_size=_positive(config, "vocab_size"),
         context_length=min(trained, context_length_max),
         eos_token_ids=_eos_ids(generation if "eos_token_id" in generation else config),
-        kv_bytes_per_token=elements * _ELEMENT_BYTES[dtype],
+        kv_bytes_per_token=elements * dtype.element_bytes,
     )
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises `ConfigError` naming `model.path`."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError("model.path", f"{file} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError("model.path", f"{file} must contain a JSON object")
-    return values
 
 
 def _positive(config: dict[str, Any], name: str, default: int | None = None) -> int:

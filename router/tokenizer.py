@@ -9,9 +9,9 @@ import numpy as np
 import tokenizers
 
 from kvferry.errors import ConfigError, InvalidInput
+from kvferry.model_files import read_json
 from router.chat_template import ChatTemplate
 from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
-from router.model_card import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

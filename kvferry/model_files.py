@@ -1,0 +1,24 @@
+"""Reads the JSON files of a model directory, for the engine and for the router alike."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`. Raises `ConfigError` naming `model.path`."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError("model.path", f"{file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError("model.path", f"{file} must contain a JSON object")
+    return values
