@@ -41,6 +41,48 @@ class DType(Enum):
         return 4 if self is DType.FLOAT32 else 2
 
 
+class KvDType(Enum):
+    """Element type of KV. `AUTO` is the model's. int8 has a scale per token and head."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    FLOAT8_E4M3 = "float8_e4m3"
+    FLOAT8_E5M2 = "float8_e5m2"
+
+
+class KvArrangement(Enum):
+    """Order of heads and tokens within a page."""
+
+    NHD = "nhd"
+    HND = "hnd"
+
+
+class EvictionPolicy(Enum):
+    """Which unlocked cache goes first. See `mem_cache.eviction`."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    FIFO = "fifo"
+    FILO = "filo"
+    MRU = "mru"
+    PRIORITY = "priority"
+    SLRU = "slru"
+
+
+class WritePolicy(Enum):
+    """When the KV of a cached page is copied to the host tier."""
+
+    WRITE_THROUGH = "write_through"
+    """As soon as it is published."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it was hit for the second time."""
+    WRITE_BACK = "write_back"
+    """When it is evicted from the device."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model the cluster serves."""
@@ -75,6 +117,28 @@ class WorkersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FileTierConfig:
+    """KV in files, below the host tier."""
+
+    directory: str = ""
+    """Where each worker has a folder of its own. Empty: no file tier."""
+    bytes_max: int = 4 * 2**30
+    """Per worker; the least recently used files go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTierConfig:
+    """KV in host memory, below the device's pool."""
+
+    memory_bytes: int = 0
+    """Per worker. 0: no host tier."""
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    load_back_tokens_min: int = 64
+    """Host hits shorter than this are recomputed: a copy is not worth waiting for."""
+    files: FileTierConfig = field(default_factory=FileTierConfig)
+
+
+@dataclass(frozen=True, slots=True)
 class CacheConfig:
     """KV memory of each worker."""
 
@@ -85,8 +149,14 @@ class CacheConfig:
     """Sequences tracked at once, handoffs included."""
     radix: bool = True
     """False: nothing is shared between requests."""
+    eviction: EvictionPolicy = EvictionPolicy.LRU
+    dtype: KvDType = KvDType.AUTO
+    arrangement: KvArrangement = KvArrangement.NHD
+    host: HostTierConfig = field(default_factory=HostTierConfig)
     audit: bool = False
-    """Run every ledger check after every step. For tests."""
+    """Run every ledger check after every change. For tests."""
+    audit_interval_steps: int = 0
+    """Run every ledger check between two steps, each so many steps. 0: only when idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +171,9 @@ class SchedulerConfig:
     """Most sequences decoded together."""
     queue_max: int = 256
     """Requests a worker accepts beyond `running_max` before it says it is overloaded."""
+    output_reserve: float = 0.25
+    """Share of `max_tokens` for which slots are set aside when a request is admitted. Answers
+    mostly end early; where they do not, the youngest requests are retracted. 1: never retract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,9 +362,14 @@ _AT_LEAST: Mapping[str, float] = {
     "cache.page_size": 1,
     "cache.memory_bytes": 1,
     "cache.rows": 1,
+    "cache.audit_interval_steps": 0,
+    "cache.host.memory_bytes": 0,
+    "cache.host.load_back_tokens_min": 1,
+    "cache.host.files.bytes_max": 1,
     "scheduler.chunk_tokens": 1,
     "scheduler.running_max": 1,
     "scheduler.queue_max": 0,
+    "scheduler.output_reserve": 0,
     "handoff.staging_buffer_bytes": 1,
     "handoff.staging_buffers": 1,
     "handoff.local_prefill_tokens_max": 0,
@@ -304,12 +382,16 @@ _AT_LEAST: Mapping[str, float] = {
     for setting, low in {"count": 0, "cpus": 0, "gpus": 0, "threads": 1}.items()
 }
 _ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
-_AT_MOST: Mapping[str, float] = {"router.port": 65535}
+_AT_MOST: Mapping[str, float] = {"router.port": 65535, "scheduler.output_reserve": 1}
 _NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
 
 
 def _validate(config: ClusterConfig) -> None:
     _validate_values(config)
+    if config.cache.host.files.directory and config.cache.host.memory_bytes == 0:
+        raise ConfigError("cache.host.files.directory", "needs cache.host.memory_bytes above 0")
+    if config.cache.host.memory_bytes and not config.cache.radix:
+        raise ConfigError("cache.host.memory_bytes", "needs cache.radix: a tier of an index")
     groups = config.workers
     for role in _ROLES:
         gpus = getattr(groups, role).gpus

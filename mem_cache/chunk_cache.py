@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mem_cache.tree_node import InsertResult, MatchResult, new_root
+from mem_cache.tree_node import NO_SLOTS, InsertResult, MatchResult, new_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,20 @@ class ChunkCache:
         """The root needs no lock."""
         assert node is self.root, f"{node} is not of this index"
 
-    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
+    def insert(
+        self,
+        token_ids: TokenIds,
+        value: SlotIndices,
+        extra_key: ExtraKey,
+        *,
+        owned_from: int = 0,
+        priority: int = 0,
+    ) -> InsertResult:
         """Takes nothing: the slots stay with the caller."""
         assert len(token_ids) == len(value), (
             f"check 2: {len(token_ids)} tokens with {len(value)} slots"
         )
-        return InsertResult(0, self.root)
+        return InsertResult(0, self.root, NO_SLOTS)
 
     def evict(self, num_tokens: int) -> SlotIndices:
         """Has nothing to evict."""
@@ -64,6 +72,14 @@ class ChunkCache:
     def nodes(self) -> Iterator[TreeNode]:
         """No nodes."""
         return iter(())
+
+    def is_evictable(self, node: TreeNode) -> bool:
+        """Never."""
+        return False
+
+    def can_find(self, node: TreeNode) -> bool:
+        """There is nothing to find."""
+        return False
 
     def take_events(self) -> list[KvEvent]:
         """No events."""

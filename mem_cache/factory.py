@@ -43,7 +43,7 @@ def assemble_kv_cache(
         MHATokenToKVPool(layout, num_slots, device),
         ReqToTokenPool(config.rows, width, device),
         _allocator(num_slots, layout.page_size),
-        _tree(config.radix, layout.page_size),
+        _tree(config, layout.page_size),
         context_length=context_length,
         auditing=config.audit,
     )
@@ -55,5 +55,7 @@ def _allocator(num_slots: int, page_size: int) -> SlotAllocator:
     return PagedTokenToKVPoolAllocator(num_slots, page_size)
 
 
-def _tree(radix: bool, page_size: int) -> PrefixCache:
-    return RadixCache(page_size, event_block_tokens(page_size)) if radix else ChunkCache()
+def _tree(config: CacheConfig, page_size: int) -> PrefixCache:
+    if not config.radix:
+        return ChunkCache()
+    return RadixCache(page_size, event_block_tokens(page_size), config.eviction)

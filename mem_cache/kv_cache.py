@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvferry.accounts import KvAccounts
+from kvferry.cache_key import Sharing
 from mem_cache.errors import OutOfRows, OutOfSlots
 from mem_cache.ledger import audit, oom_report, pinned_slots, require_live, require_path
 from mem_cache.request_kv import RequestKV
@@ -80,7 +81,8 @@ class KVCache:
         extra_key: ExtraKey,
         *,
         inbound: bool = False,
-        shareable: bool = True,
+        sharing: Sharing = Sharing.SHARED,
+        priority: int = 0,
     ) -> RequestKV:
         """Give a request its row, with the cached prefix of `token_ids` locked and written to it.
 
@@ -90,8 +92,8 @@ class KVCache:
         """
         if self.rows.num_free == 0:
             raise OutOfRows(1, self.oom_report())
-        kv = RequestKV(request_id, extra_key, self.tree.root, shareable, inbound)
-        if shareable:
+        kv = RequestKV(request_id, extra_key, self.tree.root, sharing, priority, inbound)
+        if sharing is Sharing.SHARED:
             limit = len(token_ids) if inbound else max(0, len(token_ids) - 1)
             match = self.tree.match_prefix(token_ids[:limit], extra_key)
             # Locked before anything else may evict: a matched node is only borrowed.
@@ -139,17 +141,19 @@ class KVCache:
         assert len(token_ids) <= kv.committed_len, f"{kv} has not computed {len(token_ids)} tokens"
         key_len = self.layout.round_down(len(token_ids))
         start = kv.cache_protected_len
-        if not kv.shareable or key_len <= start:
+        if kv.sharing is Sharing.PRIVATE or key_len <= start:
             return
         # `read` copies: the row is rewritten below, and reused by others later.
         own = self.rows.read(row, 0, key_len)
-        result = self.tree.insert(token_ids[:key_len], own, kv.extra_key)
+        result = self.tree.insert(
+            token_ids[:key_len], own, kv.extra_key, owned_from=start, priority=kv.priority
+        )
         node, matched = result.last_node, result.matched_len
         if node.end <= start:
             return
         assert matched >= start, f"{kv}: the index lost a locked prefix, or tokens changed"
         assert node.end == key_len, f"{kv}: the index took {node.end} of {key_len} tokens"
-        self.allocator.free(own[start:matched])
+        self.allocator.free(result.duplicates)
         self.rows.write(row, start, self.tree.path_device_indices(node, start))
         self.tree.lock(node)
         self.tree.unlock(kv.last_node)

@@ -167,12 +167,14 @@ def _check_nodes(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     for node in nodes:
         if len(node.key) != TOKEN_BYTES * len(node.value) or not node.key:
             yield f"check 2: {node} has {len(node.key)} key bytes, {len(node.value)} slots"
+        if node.length * TOKEN_BYTES != len(node.key):
+            yield f"check 2: {node} has {len(node.key)} key bytes for {node.length} tokens"
         parent = node.parent
         if parent is None or parent.children.get(node.child_key) is not node:
             yield f"{node} is not its parent's child"
         elif node.start != parent.end:
             yield f"{node} does not begin where its parent ends, at {parent.end}"
-        if node.is_evictable and not node.in_order:
+        if books.tree.is_evictable(node) and not books.tree.can_find(node):
             yield f"check 5: {node} is an unlocked leaf that eviction cannot find"
 
 

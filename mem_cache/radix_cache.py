@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvferry.config import EvictionPolicy
 from kvferry.kv_events import chain_hashes, chain_root
 from mem_cache.block_log import BlockLog
-from mem_cache.eviction import LruOrder
-from mem_cache.tree_node import TOKEN_BYTES, InsertResult, MatchResult, TreeNode, new_root
+from mem_cache.eviction import EvictionOrder
+from mem_cache.tree_node import (
+    NO_SLOTS,
+    TOKEN_BYTES,
+    InsertResult,
+    MatchResult,
+    TreeNode,
+    new_root,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvferry.ids import ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
-    from mem_cache.eviction import EvictionOrder
     from mem_cache.tree_node import ChildKey
-
-_NO_SLOTS: SlotIndices = np.empty(0, dtype=np.int64)
 
 
 class RadixCache:
@@ -33,14 +38,14 @@ class RadixCache:
     """
 
     def __init__(
-        self, page_size: int, block_tokens: int, order: EvictionOrder | None = None
+        self, page_size: int, block_tokens: int, policy: EvictionPolicy = EvictionPolicy.LRU
     ) -> None:
         assert block_tokens % page_size == 0, "event blocks are whole pages"
         self.root = new_root()
         self.page_size = page_size
         self.block_tokens = block_tokens
         self._unit_bytes = page_size * TOKEN_BYTES
-        self._order: EvictionOrder = LruOrder() if order is None else order
+        self._order = EvictionOrder(policy, self.is_evictable)
         self._log = BlockLog()
         self._tick = 0
         self._nodes_made = 0
@@ -52,6 +57,7 @@ class RadixCache:
     def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
         """Find the longest cached prefix. A write: may split an edge, refreshes access times."""
         node = self._descend(self._key_bytes(token_ids), extra_key, is_hit=True)
+        self._order.touched(node)
         return MatchResult(node, node, node, node.end)
 
     def path_device_indices(self, node: TreeNode, start: int = 0) -> SlotIndices:
@@ -62,7 +68,7 @@ class RadixCache:
             parts.append(step.value)
             step = step.parent
         if not parts:
-            return _NO_SLOTS.copy()
+            return NO_SLOTS.copy()
         parts.reverse()
         return np.concatenate(parts)[start - step.end :]
 
@@ -73,7 +79,9 @@ class RadixCache:
     def _child_key(self, node: TreeNode, unit: bytes, extra_key: ExtraKey) -> ChildKey:
         return (extra_key, unit) if node is self.root else unit
 
-    def _descend(self, key: bytes, extra_key: ExtraKey, *, is_hit: bool) -> TreeNode:
+    def _descend(
+        self, key: bytes, extra_key: ExtraKey, *, is_hit: bool, priority: int = 0
+    ) -> TreeNode:
         """The node where the held part of `key` ends, after splitting an edge if need be."""
         self._tick += 1
         node = self.root
@@ -88,6 +96,8 @@ class RadixCache:
                 child = self._split(child, self._common_tokens(child.key, key, offset))
             child.last_access = self._tick
             child.hit_count += is_hit
+            if priority > child.priority:
+                child.priority = priority
             node = child
             offset += len(child.key)
         return node
@@ -106,13 +116,14 @@ class RadixCache:
         """Cut the edge after `tokens`; returns the new upper node, which is as locked as before."""
         parent = lower.parent
         assert parent is not None, "the root has no edge to split"
-        assert 0 < tokens < len(lower.value), f"cannot split {lower} after {tokens} tokens"
+        assert 0 < tokens < lower.length, f"cannot split {lower} after {tokens} tokens"
         cut = tokens * TOKEN_BYTES
         # Copies, not views: a view would keep the whole edge's memory while half of it is evicted.
         upper = self._new_node(parent, lower.key[:cut], lower.value[:tokens].copy())
         upper.extra_key = lower.extra_key
         upper.child_key = lower.child_key
         upper.lock_ref = lower.lock_ref
+        upper.host_lock_ref = lower.host_lock_ref
         upper.hit_count = lower.hit_count
         upper.priority = lower.priority
         upper.created_at = lower.created_at
@@ -121,7 +132,11 @@ class RadixCache:
         parent.children[upper.child_key] = upper
         lower.block_hashes = lower.block_hashes[blocks:]
         lower.key = lower.key[cut:]
+        lower.length -= tokens
         lower.value = lower.value[tokens:].copy()
+        if lower.on_host:
+            upper.host_value = lower.host_value[:tokens].copy()
+            lower.host_value = lower.host_value[tokens:].copy()
         lower.parent = upper
         lower.child_key = lower.key[: self._unit_bytes]
         upper.children[lower.child_key] = lower
@@ -131,14 +146,18 @@ class RadixCache:
         self._nodes_made += 1
         return TreeNode(self._nodes_made, parent, key, value, self._tick)
 
+    def is_evictable(self, node: TreeNode) -> bool:
+        """Whether this is an unlocked leaf that is still in the tree."""
+        return node.lock_ref == 0 and not node.children and node.parent is not None
+
     # --- locks ------------------------------------------------------------------------------
 
     def lock(self, node: TreeNode) -> None:
         """Protect the path from `node` to the root."""
         while node.parent is not None:
             if node.lock_ref == 0:
-                self._evictable -= len(node.value)
-                self._protected += len(node.value)
+                self._evictable -= node.length
+                self._protected += node.length
             node.lock_ref += 1
             node = node.parent
 
@@ -148,34 +167,61 @@ class RadixCache:
             assert node.lock_ref > 0, f"check 7: {node} is unlocked more often than locked"
             node.lock_ref -= 1
             if node.lock_ref == 0:
-                self._evictable += len(node.value)
-                self._protected -= len(node.value)
+                self._evictable += node.length
+                self._protected -= node.length
                 if not node.children:
                     self._order.add(node)
             node = node.parent
 
     # --- contents ---------------------------------------------------------------------------
 
-    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
-        """Offer slots; those of `[matched_len, last_node.end)` belong to the index from now on."""
+    def insert(
+        self,
+        token_ids: TokenIds,
+        value: SlotIndices,
+        extra_key: ExtraKey,
+        *,
+        owned_from: int = 0,
+        priority: int = 0,
+    ) -> InsertResult:
+        """Offer slots: `value[owned_from:]`, whole pages of them; what is before is the index's."""
         assert len(token_ids) == len(value), (
             f"check 2: {len(token_ids)} tokens with {len(value)} slots"
         )
         key = self._key_bytes(token_ids)
-        held = self._descend(key, extra_key, is_hit=False)
-        matched = held.end
-        tokens = len(key) // TOKEN_BYTES
-        if matched == tokens:
-            return InsertResult(matched, held)
-        leaf = self._new_node(held, key[matched * TOKEN_BYTES :], value[matched:tokens].copy())
+        held = self._descend(key, extra_key, is_hit=False, priority=priority)
+        matched, duplicates = self._take_over(held, value, owned_from)
+        if held.end == len(key) // TOKEN_BYTES:
+            self._order.touched(held)
+            return InsertResult(matched, held, duplicates)
+        return InsertResult(
+            matched, self._add_leaf(held, key, value, extra_key, priority), duplicates
+        )
+
+    def _take_over(
+        self, held: TreeNode, value: SlotIndices, owned_from: int
+    ) -> tuple[int, SlotIndices]:
+        """Settle the tokens `[owned_from, held.end)`, for which the tree has nodes already.
+
+        Returns how many leading tokens had slots in the tree, and the caller's duplicates.
+        """
+        return held.end, value[owned_from : held.end]
+
+    def _add_leaf(
+        self, parent: TreeNode, key: bytes, value: SlotIndices, extra_key: ExtraKey, priority: int
+    ) -> TreeNode:
+        """A new leaf for what `key` has beyond `parent`."""
+        start, stop = parent.end, len(key) // TOKEN_BYTES
+        leaf = self._new_node(parent, key[start * TOKEN_BYTES :], value[start:stop].copy())
         leaf.extra_key = extra_key
-        leaf.child_key = self._child_key(held, leaf.key[: self._unit_bytes], extra_key)
-        held.children[leaf.child_key] = leaf
-        self._evictable += len(leaf.value)
+        leaf.priority = priority
+        leaf.child_key = self._child_key(parent, leaf.key[: self._unit_bytes], extra_key)
+        parent.children[leaf.child_key] = leaf
+        self._evictable += leaf.length
         self._order.add(leaf)
         leaf.block_hashes = self._hash_blocks(leaf, key)
         self._log.stored(leaf.block_hashes)
-        return InsertResult(matched, leaf)
+        return leaf
 
     def _hash_blocks(self, leaf: TreeNode, key: bytes) -> tuple[BlockHash, ...]:
         """Hashes of the blocks that end within the new leaf; `key` is its whole path."""
@@ -200,21 +246,23 @@ class RadixCache:
             node = self._order.pop()
             if node is None:
                 break
-            self._remove(node)
-            freed.append(node.value)
-            count += len(node.value)
-        return np.concatenate(freed) if freed else _NO_SLOTS.copy()
+            slots = self._evict_leaf(node)
+            freed.append(slots)
+            count += len(slots)
+        return np.concatenate(freed) if freed else NO_SLOTS.copy()
 
-    def _remove(self, node: TreeNode) -> None:
+    def _evict_leaf(self, node: TreeNode) -> SlotIndices:
+        """Take an unlocked leaf out of the tree; returns its slots, which came free."""
         parent = node.parent
         assert parent is not None, f"check 5: {node} is not in the tree"
-        assert node.is_evictable, f"check 5: {node} is no unlocked leaf"
+        assert self.is_evictable(node), f"check 5: {node} is no unlocked leaf"
         del parent.children[node.child_key]
         node.parent = None
-        self._evictable -= len(node.value)
+        self._evictable -= node.length
         self._log.removed(node.block_hashes)
-        if parent.is_evictable:
+        if self.is_evictable(parent):
             self._order.add(parent)
+        return node.value
 
     def reset(self) -> SlotIndices:
         """Drop everything; nothing may be locked. Returns the slots that came free."""
@@ -224,9 +272,13 @@ class RadixCache:
         self._order.clear()
         self._evictable = 0
         self._log.cleared()
-        return np.concatenate(values) if values else _NO_SLOTS.copy()
+        return np.concatenate(values) if values else NO_SLOTS.copy()
 
     # --- what it holds ----------------------------------------------------------------------
+
+    def can_find(self, node: TreeNode) -> bool:
+        """Whether eviction will come across this node."""
+        return node in self._order
 
     def evictable_size(self) -> int:
         """Tokens that eviction could free."""

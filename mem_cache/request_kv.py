@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvferry.cache_key import Sharing
+
 if TYPE_CHECKING:
     from kvferry.ids import AttemptId, ExtraKey
     from mem_cache.tree_node import TreeNode
@@ -24,8 +26,9 @@ class RequestKV:
     extra_key: ExtraKey
     last_node: TreeNode
     """Where the locked path ends; the tree's root when nothing is locked."""
-    shareable: bool = True
-    """False: neither matches nor publishes (e.g. overridden position embeddings)."""
+    sharing: Sharing = Sharing.SHARED
+    priority: int = 0
+    """What it publishes is kept longer, the higher; under the eviction policy `priority` only."""
     inbound: bool = False
     """A handoff is filling it: not to be read, matched or published before `adopt`."""
     req_pool_idx: int | None = None

@@ -23,11 +23,18 @@ ChildKey: TypeAlias = bytes | tuple[ExtraKey, bytes]
 """First unit (token or page) of an edge; below the root together with the extra key."""
 
 
+NO_SLOTS: SlotIndices = np.empty(0, dtype=np.int64)
+"""What a node holds in a tier where it is not resident. Shared, hence read-only."""
+NO_SLOTS.flags.writeable = False
+
+
 class TreeNode:
     """An edge of the tree: the tokens `[start, end)` of every path through it, and their slots.
 
-    The tree owns the slots in `value` (int64, one for each token of `key`). `lock_ref` counts the
-    requests whose path passes through; above 0 the node is protected.
+    The tree owns the slots in `value` and `host_value` (int64, one for each token of `key`; empty
+    in a tier where the node is not resident). `lock_ref` counts the requests and copies in flight
+    whose path passes through; above 0 the device slots are protected. `host_lock_ref` does the same
+    for the host slots.
     """
 
     __slots__ = (
@@ -38,9 +45,11 @@ class TreeNode:
         "end",
         "extra_key",
         "hit_count",
-        "in_order",
+        "host_lock_ref",
+        "host_value",
         "key",
         "last_access",
+        "length",
         "lock_ref",
         "node_id",
         "parent",
@@ -55,29 +64,35 @@ class TreeNode:
         self.parent = parent
         self.key = key
         self.value = value
-        self.end: int = (0 if parent is None else parent.end) + len(value)
+        self.host_value = NO_SLOTS
+        self.length = len(key) // TOKEN_BYTES
+        self.end: int = (0 if parent is None else parent.end) + self.length
         self.children: dict[ChildKey, TreeNode] = {}
         self.child_key: ChildKey = b""
         self.extra_key = ExtraKey("")
         self.lock_ref = 0
+        self.host_lock_ref = 0
         self.hit_count = 0
         self.priority = 0
         self.created_at = tick
         self.last_access = tick
         self.block_hashes: tuple[BlockHash, ...] = ()
         """Hashes of the event blocks that end within `(start, end]`, first block first."""
-        self.in_order = False
-        """Whether the eviction order has an entry for the node."""
 
     @property
     def start(self) -> int:
         """Tokens of the path before this edge."""
-        return self.end - len(self.value)
+        return self.end - self.length
 
     @property
-    def is_evictable(self) -> bool:
-        """Whether this is an unlocked leaf that is still in the tree."""
-        return self.lock_ref == 0 and not self.children and self.parent is not None
+    def on_device(self) -> bool:
+        """Whether the tree holds device slots for this edge."""
+        return len(self.value) > 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the tree holds host slots for this edge."""
+        return len(self.host_value) > 0
 
     def __repr__(self) -> str:
         return f"TreeNode({self.node_id}: [{self.start}, {self.end}), lock_ref {self.lock_ref})"
@@ -85,7 +100,7 @@ class TreeNode:
 
 def new_root() -> TreeNode:
     """A node of no tokens: where every path begins. It has no parent and is never evicted."""
-    return TreeNode(0, None, b"", np.empty(0, dtype=np.int64), 0)
+    return TreeNode(0, None, b"", NO_SLOTS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +124,11 @@ class InsertResult:
     """What became of a key offered to the index."""
 
     matched_len: int
-    """Leading tokens the index had already; it keeps its own slots for them."""
+    """Leading tokens the index had already on the device; it keeps its own slots for them."""
     last_node: TreeNode
     """Where the key ends in the index now; the root if the index took nothing."""
+    duplicates: SlotIndices
+    """Slots of the caller's for tokens that the index had already: still the caller's, to free."""
 
 
 class PrefixCache(Protocol):
@@ -140,8 +157,20 @@ class PrefixCache(Protocol):
         """Undo one `lock` of the same node."""
         ...
 
-    def insert(self, token_ids: TokenIds, value: SlotIndices, extra_key: ExtraKey) -> InsertResult:
-        """Offer slots; those of `[matched_len, last_node.end)` belong to the index from now on."""
+    def insert(
+        self,
+        token_ids: TokenIds,
+        value: SlotIndices,
+        extra_key: ExtraKey,
+        *,
+        owned_from: int = 0,
+        priority: int = 0,
+    ) -> InsertResult:
+        """Offer slots: `value[owned_from:]`, whole pages of them; what is before is the index's.
+
+        All of them belong to the index from now on, except `duplicates` and, if `last_node` ends
+        before the key, those beyond. `priority` raises that of every node of the path.
+        """
         ...
 
     def evict(self, num_tokens: int) -> SlotIndices:
@@ -162,6 +191,14 @@ class PrefixCache(Protocol):
 
     def nodes(self) -> Iterator[TreeNode]:
         """Every node but the root, parents first."""
+        ...
+
+    def is_evictable(self, node: TreeNode) -> bool:
+        """Whether eviction may take this node now."""
+        ...
+
+    def can_find(self, node: TreeNode) -> bool:
+        """Whether eviction will come across this node: the eviction order has an entry for it."""
         ...
 
     def take_events(self) -> list[KvEvent]:

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kvferry.cache_key import Sharing
 from kvferry.ids import ExtraKey
 from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from mem_cache.errors import OutOfRows, OutOfSlots
@@ -96,7 +97,8 @@ class KvCacheMachine(RuleBasedStateMachine):
     def _open(self, prompt, extra, *, inbound=False, shareable=True) -> ModelRequest:
         key, name = ExtraKey(extra), f"r{self.opened}"
         self.opened += 1
-        kv = self.cache.open(name, prompt, key, inbound=inbound, shareable=shareable)
+        sharing = Sharing.SHARED if shareable else Sharing.PRIVATE
+        kv = self.cache.open(name, prompt, key, inbound=inbound, sharing=sharing)
         # What is not shared has K/V of its own for the same tokens.
         seed = extra if shareable else name
         request = ModelRequest(kv, key, seed, shareable, inbound, prompt, [], 0, 0)

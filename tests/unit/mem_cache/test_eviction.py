@@ -1,7 +1,16 @@
 import numpy as np
 
-from mem_cache.eviction import LruOrder
+from kvferry.config import EvictionPolicy
+from mem_cache.eviction import EvictionOrder
 from mem_cache.tree_node import TreeNode, new_root
+
+
+def _order():
+    return EvictionOrder(EvictionPolicy.LRU, _is_unlocked_leaf)
+
+
+def _is_unlocked_leaf(node):
+    return node.lock_ref == 0 and not node.children and node.parent is not None
 
 
 def _leaf(root, number, accessed):
@@ -11,7 +20,7 @@ def _leaf(root, number, accessed):
 
 
 def test_least_recently_accessed_first_and_older_nodes_first_among_equals():
-    root, order = new_root(), LruOrder()
+    root, order = new_root(), _order()
     leaves = [_leaf(root, number, accessed) for number, accessed in ((1, 5), (2, 3), (3, 5))]
     for leaf in reversed(leaves):
         order.add(leaf)
@@ -20,7 +29,7 @@ def test_least_recently_accessed_first_and_older_nodes_first_among_equals():
 
 
 def test_a_later_access_moves_a_leaf_back():
-    root, order = new_root(), LruOrder()
+    root, order = new_root(), _order()
     first, second = _leaf(root, 1, 1), _leaf(root, 2, 2)
     order.add(first)
     order.add(second)
@@ -30,7 +39,7 @@ def test_a_later_access_moves_a_leaf_back():
 
 
 def test_what_is_no_unlocked_leaf_any_more_is_passed_over():
-    root, order = new_root(), LruOrder()
+    root, order = new_root(), _order()
     locked, parent, gone, left = (_leaf(root, number, number) for number in (1, 2, 3, 4))
     for leaf in (locked, parent, gone, left):
         order.add(leaf)
@@ -39,14 +48,14 @@ def test_what_is_no_unlocked_leaf_any_more_is_passed_over():
     gone.parent = None
     assert order.pop() is left
     assert order.pop() is None
-    assert not locked.in_order
+    assert locked not in order
     locked.lock_ref = 0
     order.add(locked)
     assert order.pop() is locked
 
 
 def test_one_entry_per_node():
-    root, order = new_root(), LruOrder()
+    root, order = new_root(), _order()
     leaf = _leaf(root, 1, 1)
     for _ in range(3):
         order.add(leaf)
@@ -55,7 +64,7 @@ def test_one_entry_per_node():
 
 
 def test_clear_forgets_but_lets_nodes_come_again():
-    root, order = new_root(), LruOrder()
+    root, order = new_root(), _order()
     leaf = _leaf(root, 1, 1)
     order.add(leaf)
     order.clear()

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvferry.cache_key import Sharing
 from kvferry.errors import ErrorKind
 from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
 from kvferry.kv_events import BlocksRemoved, BlocksStored, event_block_tokens, prompt_block_hashes
@@ -86,7 +87,7 @@ def test_what_is_not_shareable_neither_matches_nor_publishes(page_size):
     text = tokens_of(range(2 * page_size + 1))
     _publish(cache, text)
     nodes = list(cache.tree.nodes())
-    kv = cache.open("a", text, SHARED, shareable=False)
+    kv = cache.open("a", text, SHARED, sharing=Sharing.PRIVATE)
     assert kv.prefix_len == 0
     compute(cache, kv, text, len(text))
     cache.checkpoint(kv, text)

@@ -110,8 +110,8 @@ def test_check_5_eviction_cannot_find_a_leaf(scene):
     kv = cache.open("left", tokens_of([900] * (cache.page_size + 1)), SHARED)
     compute(cache, kv, tokens_of([900] * cache.page_size), cache.page_size)
     cache.release(kv, tokens_of([900] * cache.page_size))
-    (leaf,) = (node for node in cache.tree.nodes() if node.is_evictable)
-    leaf.in_order = False
+    (leaf,) = (node for node in cache.tree.nodes() if cache.tree.is_evictable(node))
+    cache.tree._order._queued.pop(leaf.node_id)
     assert "check 5: TreeNode(" in scene.violations()
 
 

@@ -193,7 +193,7 @@ def test_evicting_a_node_that_is_no_unlocked_leaf_is_our_bug(filler):
     locked, _ = filler.insert(filler.pages(1))
     filler.tree.lock(locked.last_node)
     with pytest.raises(AssertionError, match="check 5"):
-        filler.tree._remove(locked.last_node)
+        filler.tree._evict_leaf(locked.last_node)
 
 
 def test_reset_gives_everything_back(filler):

@@ -1,0 +1,29 @@
+"""Who may share KV with whom: the extra key of a request, and its wish to share at all."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+
+from kvferry.ids import ExtraKey
+
+
+class Sharing(Enum):
+    """What a request has to do with the prefix index."""
+
+    SHARED = "shared"
+    """Matches and publishes."""
+    RECOMPUTED = "recomputed"
+    """Matches nothing, because every token's logits are needed (prompt logprobs); publishes."""
+    PRIVATE = "private"
+    """Neither: its KV does not follow from its tokens alone (overridden positions)."""
+
+
+def build_extra_key(model: str, adapter: str = "", salt: str = "") -> ExtraKey:
+    """The part of a prefix's key that is not tokens. Different inputs give different keys.
+
+    `model` names the weights, `adapter` a LoRA adapter ("" for none), `salt` the tenant's or the
+    request's secret: whoever does not know it can neither share nor probe.
+    """
+    # JSON, because joining names by any separator would let one name contain it.
+    return ExtraKey(json.dumps([model, adapter, salt], ensure_ascii=False, separators=(",", ":")))
