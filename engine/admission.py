@@ -44,7 +44,14 @@ class Admission:
         `admitted` are the requests that hold KV now. False: not now; nothing has changed.
         """
         try:
-            kv = self._kv_cache.open(request.id, request.prompt, request.extra_key, inbound=inbound)
+            kv = self._kv_cache.open(
+                request.id,
+                request.prompt,
+                request.extra_key,
+                inbound=inbound,
+                sharing=request.sharing,
+                priority=request.priority,
+            )
         except OutOfRows:
             return False
         # Looked at after the prefix is locked: a hit takes capacity that could be evicted.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvferry.cache_key import Sharing
 from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
@@ -84,8 +85,10 @@ class Request:
         "listener",
         "num_tokens",
         "prefill_only",
+        "priority",
         "prompt_len",
         "sampling",
+        "sharing",
         "stage",
         "stop_ids",
         "tokens",
@@ -101,12 +104,16 @@ class Request:
         eos_token_ids: tuple[int, ...],
         listener: RequestListener,
         prefill_only: bool = False,
+        sharing: Sharing = Sharing.SHARED,
+        priority: int = 0,
     ) -> None:
         self.id = id
         self.sampling = sampling
         self.extra_key = extra_key
         self.listener = listener
         self.prefill_only = prefill_only
+        self.sharing = sharing
+        self.priority = priority
         self.prompt_len = len(prompt)
         self.num_tokens = len(prompt)
         # The source of a handoff only chooses the first token.
