@@ -30,11 +30,11 @@ class ChunkCache:
         """The root's path is empty."""
         return np.empty(0, dtype=np.int64)
 
-    def lock(self, node: TreeNode) -> None:
+    def lock(self, node: TreeNode, start: int = 0) -> None:
         """The root needs no lock."""
         assert node is self.root, f"{node} is not of this index"
 
-    def unlock(self, node: TreeNode) -> None:
+    def unlock(self, node: TreeNode, start: int = 0) -> None:
         """The root needs no lock."""
         assert node is self.root, f"{node} is not of this index"
 

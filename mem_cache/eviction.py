@@ -60,7 +60,7 @@ class EvictionOrder:
         self._rank = RANKS[policy]
         self._falls = policy in _FALLING
         self._is_candidate = is_candidate
-        self._heap: list[tuple[Rank, int, TreeNode]] = []
+        self._heap: list[tuple[Rank, int, int, TreeNode]] = []
         self._queued: dict[int, Rank] = {}
         """Rank of the entry that counts, by node id."""
 
@@ -82,7 +82,7 @@ class EvictionOrder:
     def pop(self) -> TreeNode | None:
         """Take out the candidate to evict next; None if there is none."""
         while self._heap:
-            rank, node_id, node = heapq.heappop(self._heap)
+            rank, _, node_id, node = heapq.heappop(self._heap)
             if self._queued.get(node_id) != rank:
                 continue
             del self._queued[node_id]
@@ -103,11 +103,12 @@ class EvictionOrder:
         if self._queued.get(node.node_id) == rank:
             return
         self._queued[node.node_id] = rank
-        heapq.heappush(self._heap, (rank, node.node_id, node))
+        # Of equal rank the deepest first: what only leads to it is of no use without it.
+        heapq.heappush(self._heap, (rank, -node.end, node.node_id, node))
         if len(self._heap) > 2 * len(self._queued) + 64:
             self._drop_void()
 
     def _drop_void(self) -> None:
         """Amortised: at least half of the entries are void when it is called."""
-        self._heap = [entry for entry in self._heap if self._queued.get(entry[1]) == entry[0]]
+        self._heap = [entry for entry in self._heap if self._queued.get(entry[2]) == entry[0]]
         heapq.heapify(self._heap)

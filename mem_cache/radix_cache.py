@@ -152,18 +152,19 @@ class RadixCache:
 
     # --- locks ------------------------------------------------------------------------------
 
-    def lock(self, node: TreeNode) -> None:
-        """Protect the path from `node` to the root."""
-        while node.parent is not None:
+    def lock(self, node: TreeNode, start: int = 0) -> None:
+        """Protect the edges of the path to `node` that end beyond `start`."""
+        # `start` is there for indexes that give it a meaning; here it is 0, or an edge's end.
+        while node.parent is not None and node.end > start:
             if node.lock_ref == 0:
                 self._evictable -= node.length
                 self._protected += node.length
             node.lock_ref += 1
             node = node.parent
 
-    def unlock(self, node: TreeNode) -> None:
-        """Undo one `lock` of the same node."""
-        while node.parent is not None:
+    def unlock(self, node: TreeNode, start: int = 0) -> None:
+        """Undo one `lock` of the same node and start."""
+        while node.parent is not None and node.end > start:
             assert node.lock_ref > 0, f"check 7: {node} is unlocked more often than locked"
             node.lock_ref -= 1
             if node.lock_ref == 0:
@@ -210,21 +211,28 @@ class RadixCache:
     def _add_leaf(
         self, parent: TreeNode, key: bytes, value: SlotIndices, extra_key: ExtraKey, priority: int
     ) -> TreeNode:
-        """A new leaf for what `key` has beyond `parent`."""
-        start, stop = parent.end, len(key) // TOKEN_BYTES
-        leaf = self._new_node(parent, key[start * TOKEN_BYTES :], value[start:stop].copy())
-        leaf.extra_key = extra_key
-        leaf.priority = priority
-        leaf.child_key = self._child_key(parent, leaf.key[: self._unit_bytes], extra_key)
-        parent.children[leaf.child_key] = leaf
+        """A new leaf, with slots, for what `key` has beyond `parent`."""
+        stop = len(key) // TOKEN_BYTES
+        leaf = self._attach(parent, key, value[parent.end : stop].copy(), extra_key, priority)
         self._evictable += leaf.length
         self._order.add(leaf)
-        leaf.block_hashes = self._hash_blocks(leaf, key)
         self._log.stored(leaf.block_hashes)
         return leaf
 
+    def _attach(
+        self, parent: TreeNode, key: bytes, value: SlotIndices, extra_key: ExtraKey, priority: int
+    ) -> TreeNode:
+        """Hang a node for what `key` has beyond `parent` below it."""
+        node = self._new_node(parent, key[parent.end * TOKEN_BYTES :], value)
+        node.extra_key = extra_key
+        node.priority = priority
+        node.child_key = self._child_key(parent, node.key[: self._unit_bytes], extra_key)
+        parent.children[node.child_key] = node
+        node.block_hashes = self._hash_blocks(node, key)
+        return node
+
     def _hash_blocks(self, leaf: TreeNode, key: bytes) -> tuple[BlockHash, ...]:
-        """Hashes of the blocks that end within the new leaf; `key` is its whole path."""
+        """Hashes of the blocks that end within the new node; `key` is its whole path."""
         first = leaf.start // self.block_tokens
         if leaf.end // self.block_tokens == first:
             return ()

@@ -149,12 +149,12 @@ class PrefixCache(Protocol):
         """Slots of the tokens `[start, node.end)` of the path to `node`."""
         ...
 
-    def lock(self, node: TreeNode) -> None:
-        """Protect the path from `node` to the root."""
+    def lock(self, node: TreeNode, start: int = 0) -> None:
+        """Protect the tokens `[start, node.end)` of the path to `node`; `start` is a page's."""
         ...
 
-    def unlock(self, node: TreeNode) -> None:
-        """Undo one `lock` of the same node."""
+    def unlock(self, node: TreeNode, start: int = 0) -> None:
+        """Undo one `lock` of the same node and start."""
         ...
 
     def insert(
