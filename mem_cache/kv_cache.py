@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 from kvferry.accounts import KvAccounts
 from kvferry.cache_key import Sharing
 from mem_cache.errors import OutOfRows, OutOfSlots
-from mem_cache.ledger import audit, oom_report, pinned_slots, require_live, require_path
+from mem_cache.ledger import audit, held_slots, oom_report, pinned_slots, require_live, require_path
 from mem_cache.request_kv import RequestKV
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from kvferry.ids import AttemptId, ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
     from mem_cache.kv_pool import MHATokenToKVPool
@@ -60,6 +62,10 @@ class KVCache:
         self.tree = tree
         self.context_length = context_length
         self.auditing = auditing
+        self.copies_in_flight = 0
+        """Between tiers. None here: there is one tier."""
+        self.on_copy_done: Callable[[], None] = lambda: None
+        """Called from another thread when `poll` has something to finish."""
         self._live: dict[int, RequestKV] = {}
 
     @property
@@ -106,6 +112,17 @@ class KVCache:
         self._live[row] = kv
         self._changed()
         return kv
+
+    def load_back(self, kv: RequestKV, token_ids: TokenIds) -> int:
+        """Begin to copy what lower tiers hold of `token_ids`; returns how many tokens are coming.
+
+        Called once, right after `open`. 0: nothing is coming, as always with one tier.
+        """
+        return 0
+
+    def poll(self) -> list[RequestKV]:
+        """Finish copies that are done; returns the requests whose load has ended."""
+        return []
 
     def extend(self, kv: RequestKV, new_len: int) -> SlotIndices:
         """Have slots for positions `[0, new_len)`; returns those of `[committed_len, new_len)`.
@@ -229,6 +246,13 @@ class KVCache:
     def free_or_evictable(self) -> int:
         """Slots a request could get now, at the cost of cache."""
         return self.allocator.num_free + self.tree.evictable_size()
+
+    def held_slots(self, kvs: Iterable[RequestKV]) -> int:
+        """Slots that stay taken while these requests hold their rows, shared ones counted once.
+
+        All others could be had if every other request were released.
+        """
+        return held_slots(kvs)
 
     def audit(self) -> None:
         """Run all ledger checks; raises `LedgerError` that lists every violation."""

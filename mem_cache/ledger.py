@@ -95,12 +95,15 @@ def audit(books: Books) -> None:
 
 def pinned_slots(live: Iterable[RequestKV]) -> int:
     """Slots that open handoffs read, shared ones counted once."""
+    return held_slots(kv for kv in live if kv.pins > 0)
+
+
+def held_slots(kvs: Iterable[RequestKV]) -> int:
+    """Slots that these requests own or lock, shared ones counted once."""
     seen: set[int] = set()
     count = 0
-    for kv in live:
-        if kv.pins == 0:
-            continue
-        count += kv.private_len
+    for kv in kvs:
+        count += kv.private_len + kv.loading_len
         node = kv.last_node
         while node.parent is not None and node.node_id not in seen:
             seen.add(node.node_id)

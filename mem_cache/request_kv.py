@@ -41,6 +41,10 @@ class RequestKV:
     """Tokens of the row that this request itself published: they are no hit."""
     committed_len: int = 0
     allocated_len: int = 0
+    loading_len: int = 0
+    """Tokens after `allocated_len` that a lower tier is sending; 0 when no load is in flight."""
+    host_hit_len: int = 0
+    """Tokens that came from a lower tier after the request was opened."""
     pins: int = 0
     """Open handoffs that read this row. It cannot be released before they closed."""
 
