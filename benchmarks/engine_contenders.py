@@ -12,8 +12,8 @@ from engine.attention.cpu import CpuAttention
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
-from kvferry.config import DType
-from mem_cache.kv_pool import MHATokenToKVPool
+from kvferry.config import DType, KvDType
+from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.layout import KvLayout
 from mem_cache.req_to_token_pool import ReqToTokenPool
 
@@ -49,7 +49,7 @@ class Kvferry:
     def __init__(self, directory: Path, threads: int, num_slots: int) -> None:
         spec = load_spec(directory)
         layout = KvLayout(
-            spec.num_layers, spec.num_kv_heads, spec.head_dim, DType.FLOAT32, PAGE_SIZE
+            spec.num_layers, spec.num_kv_heads, spec.head_dim, KvDType.FLOAT32, PAGE_SIZE
         )
         # A page more per sequence, for its last one.
         self._num_slots = layout.round_up(num_slots) + 64 * PAGE_SIZE

@@ -26,8 +26,9 @@ from torch.distributed import FileStore, ProcessGroupGloo
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.session import SESSION_SERVER_OPTIONS
+from kvferry.cache_key import CacheUse
 from kvferry.clock import MonotonicClock
-from kvferry.config import CacheConfig, DType, HandoffConfig
+from kvferry.config import CacheConfig, HandoffConfig, KvDType
 from kvferry.generation import OutputToken, PrefillSource
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
@@ -48,7 +49,7 @@ MIB = 2**20
 PAYLOADS = (1 * MIB, 16 * MIB, 64 * MIB)
 ROUNDS = 9
 
-LAYOUT = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype=DType.FLOAT32, page_size=16)
+LAYOUT = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype=KvDType.FLOAT32, page_size=16)
 """SmolLM2-135M: 46,080 bytes a token."""
 
 _SOURCE, _SINK = Incarnation(1), Incarnation(2)
@@ -215,16 +216,16 @@ class _Worker:
         key = HandoffKey(RequestId(f"r{self.count}"), Attempt(1), _SOURCE, _SINK)
         source = PrefillSource(WorkerId("worker-0"), address, _SOURCE)
         prompt = np.arange(tokens, dtype=np.int32)
-        self.driver.fetch(key, source, prompt, SamplingParams(), _NO_KEY)
+        self.driver.fetch(key, source, prompt, SamplingParams(), CacheUse(_NO_KEY))
 
     # --- source's host ---
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, extra_key: ExtraKey
+        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
     ) -> None:
         """All of the prompt counts as computed at once."""
         del sampling
-        self.kv = self._open(key, prompt, extra_key, inbound=False)
+        self.kv = self._open(key, prompt, cache_use.extra_key, inbound=False)
         self.kv_cache.commit(self.kv, len(prompt))
         self.driver.scheduled(key, self.kv, 0)
         self.driver.computed(key, len(prompt))

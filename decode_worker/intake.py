@@ -170,7 +170,7 @@ class Intake:
             id=attempt.id,
             prompt=attempt.prompt,
             sampling=attempt.sampling,
-            extra_key=attempt.extra_key,
+            cache_use=attempt.cache_use,
             eos_token_ids=self._engine.eos_token_ids,
             listener=self,
         )
@@ -195,7 +195,7 @@ class Intake:
         entry.key = key
         self._by_key[key] = entry
         try:
-            self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.extra_key)
+            self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.cache_use)
         except KvferryError:
             del self._by_key[key]
             entry.key = None

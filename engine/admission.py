@@ -43,14 +43,15 @@ class Admission:
 
         `admitted` are the requests that hold KV now. False: not now; nothing has changed.
         """
+        use = request.cache_use
         try:
             kv = self._kv_cache.open(
                 request.id,
                 request.prompt,
-                request.extra_key,
+                use.extra_key,
                 inbound=inbound,
-                sharing=request.sharing,
-                priority=request.priority,
+                sharing=use.sharing,
+                priority=use.priority,
             )
         except OutOfRows:
             return False

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvferry.cache_key import Sharing
 from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
+    from kvferry.cache_key import CacheUse
     from kvferry.generation import OutputToken
-    from kvferry.ids import AttemptId, ExtraKey, TokenIds
+    from kvferry.ids import AttemptId, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
 
@@ -79,16 +79,14 @@ class Request:
     """
 
     __slots__ = (
-        "extra_key",
+        "cache_use",
         "id",
         "kv",
         "listener",
         "num_tokens",
         "prefill_only",
-        "priority",
         "prompt_len",
         "sampling",
-        "sharing",
         "stage",
         "stop_ids",
         "tokens",
@@ -100,20 +98,16 @@ class Request:
         id: AttemptId,
         prompt: TokenIds,
         sampling: SamplingParams,
-        extra_key: ExtraKey,
+        cache_use: CacheUse,
         eos_token_ids: tuple[int, ...],
         listener: RequestListener,
         prefill_only: bool = False,
-        sharing: Sharing = Sharing.SHARED,
-        priority: int = 0,
     ) -> None:
         self.id = id
         self.sampling = sampling
-        self.extra_key = extra_key
+        self.cache_use = cache_use
         self.listener = listener
         self.prefill_only = prefill_only
-        self.sharing = sharing
-        self.priority = priority
         self.prompt_len = len(prompt)
         self.num_tokens = len(prompt)
         # The source of a handoff only chooses the first token.

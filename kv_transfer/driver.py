@@ -60,11 +60,12 @@ if TYPE_CHECKING:
     from kv_transfer.hosts import SinkHost, SourceHost
     from kv_transfer.link import LinkFactory
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.cache_key import CacheUse
     from kvferry.clock import Clock
     from kvferry.config import HandoffConfig
     from kvferry.errors import KvferryError
     from kvferry.generation import OutputToken, PrefillSource
-    from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
+    from kvferry.ids import Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
     from mem_cache.request_kv import RequestKV
@@ -138,14 +139,14 @@ class HandoffDriver:
         source: PrefillSource,
         prompt: TokenIds,
         sampling: SamplingParams,
-        extra_key: ExtraKey,
+        cache_use: CacheUse,
     ) -> None:
         """Have `source` compute `prompt` and move its KV here.
 
         Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted. Raises
         `DuplicateRequest`, and nothing begins, if `key` has been fetched before.
         """
-        self._sink.fetch(key, source, prompt, sampling, extra_key)
+        self._sink.fetch(key, source, prompt, sampling, cache_use)
 
     def abort_fetch(self, key: HandoffKey, reason: str) -> None:
         """End it here and now. No callback follows; the host releases its slots itself."""

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.cache_key import CacheUse
     from kvferry.errors import KvferryError
     from kvferry.generation import AttemptUsage, OutputToken
-    from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
 
@@ -26,7 +27,7 @@ class SourceHost(Protocol):
     """The side that computes prompts."""
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, extra_key: ExtraKey
+        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
     ) -> None:
         """Queue the prompt. Raise a `KvferryError` to refuse it: the sink is told."""
         ...

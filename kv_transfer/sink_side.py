@@ -49,8 +49,9 @@ if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
     from kv_transfer.session import Session
     from kv_transfer.session_hub import SessionHub
+    from kvferry.cache_key import CacheUse
     from kvferry.generation import OutputToken, PrefillSource
-    from kvferry.ids import ExtraKey, Incarnation, TokenIds
+    from kvferry.ids import Incarnation, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
 
@@ -115,7 +116,7 @@ class SinkSide:
         source: PrefillSource,
         prompt: TokenIds,
         sampling: SamplingParams,
-        extra_key: ExtraKey,
+        cache_use: CacheUse,
     ) -> None:
         """Ask the source for the KV of a prompt. Raises `DuplicateRequest` for a used key."""
         if key in self._handoffs or key in self._tombstones:
@@ -125,7 +126,7 @@ class SinkSide:
         core = SinkCore(key, len(prompt), layout_hash, self._endpoint.deadlines, self._now())
         self._handoffs[key] = _Incoming(core, peer)
         self._endpoint.counters["sink_started"] += 1
-        peer.session.send(Prefill(key, prompt, sampling, extra_key, layout_hash))
+        peer.session.send(Prefill(key, prompt, sampling, cache_use, layout_hash))
 
     def abort(self, key: HandoffKey, reason: str) -> None:
         """The host gives up."""
@@ -442,6 +443,7 @@ class SinkSide:
         assert core.first_token_at is not None
         return AttemptUsage(
             prefill_hit_tokens=core.hit_tokens,
+            host_hit_tokens=core.host_hit_tokens,
             decode_hit_tokens=core.resume_at,
             moved_tokens=handoff.moved_tokens,
             moved_bytes=handoff.moved_bytes,

@@ -195,7 +195,7 @@ class SourceSide:
         counters["source_started"] += 1
         assert self.host is not None, "a handoff came before the source's host was set"
         try:
-            self.host.start(key, message.prompt, message.sampling, message.extra_key)
+            self.host.start(key, message.prompt, message.sampling, message.cache_use)
         except KvferryError as error:
             counters["source_refused"] += 1
             self._perform(handoff, core.abort(f"refused: {error}", self._now(), error.kind))

@@ -24,6 +24,8 @@ from kv_transfer.protocol.messages import (
     SessionMessage,
 )
 from kvferry.convert import (
+    cache_use_fields,
+    cache_use_from_wire,
     logprobs_from_wire,
     logprobs_to_wire,
     sampling_from_wire,
@@ -32,7 +34,7 @@ from kvferry.convert import (
 )
 from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken
-from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.ids import Attempt, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
                     key=key_to_wire(message.key),
                     prompt=message.prompt.tolist(),
                     sampling=sampling_to_wire(message.sampling),
-                    extra_key=message.extra_key,
                     layout_hash=message.layout_hash,
+                    **cache_use_fields(message.cache_use),
                 )
             )
         case FirstToken():
@@ -115,12 +117,13 @@ def _plain_to_wire(
 ) -> pb.HandoffMessage:
     key = key_to_wire(message.key)
     match message:
-        case Ready(_, prompt_tokens, layout_hash, hit_tokens):
+        case Ready(_, prompt_tokens, layout_hash, hit_tokens, host_hit_tokens):
             ready = pb.Ready(
                 key=key,
                 prompt_tokens=prompt_tokens,
                 layout_hash=layout_hash,
                 hit_tokens=hit_tokens,
+                host_hit_tokens=host_hit_tokens,
             )
             return pb.HandoffMessage(ready=ready)
         case Grant(_, resume_at):
@@ -180,7 +183,7 @@ def _prefill(message: pb.HandoffMessage) -> Prefill:
         key_from_wire(prefill.key),
         token_ids_from_wire(prefill.prompt),
         sampling_from_wire(prefill.sampling, seed=0),
-        ExtraKey(prefill.extra_key),
+        cache_use_from_wire(prefill),
         prefill.layout_hash,
     )
 
@@ -210,7 +213,13 @@ def _chunk(message: pb.HandoffMessage) -> Chunk:
 
 def _ready(message: pb.HandoffMessage) -> Ready:
     ready = message.ready
-    return Ready(key_from_wire(ready.key), ready.prompt_tokens, ready.layout_hash, ready.hit_tokens)
+    return Ready(
+        key_from_wire(ready.key),
+        ready.prompt_tokens,
+        ready.layout_hash,
+        ready.hit_tokens,
+        ready.host_hit_tokens,
+    )
 
 
 def _hello(message: pb.HandoffMessage) -> Hello:

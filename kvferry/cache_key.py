@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import Enum
 
 from kvferry.ids import ExtraKey
@@ -17,6 +18,16 @@ class Sharing(Enum):
     """Matches nothing, because every token's logits are needed (prompt logprobs); publishes."""
     PRIVATE = "private"
     """Neither: its KV does not follow from its tokens alone (overridden positions)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How one request uses the prefix indexes it meets. Travels with it to every worker."""
+
+    extra_key: ExtraKey
+    sharing: Sharing = Sharing.SHARED
+    priority: int = 0
+    """What it publishes is kept longer, the higher; under the eviction policy `priority` only."""
 
 
 def build_extra_key(model: str, adapter: str = "", salt: str = "") -> ExtraKey:

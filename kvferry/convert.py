@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
 from kvferry.generation import (
     AttemptFinish,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvferry.ids import TokenIds
+    from kvferry.rpc.v1 import handoff_pb2 as handoff
 
 _FINISH_TO_WIRE = {
     FinishReason.STOP: inference.FINISH_REASON_STOP,
@@ -45,6 +47,13 @@ _FINISH_TO_WIRE = {
     FinishReason.CANCELLED: inference.FINISH_REASON_CANCELLED,
 }
 _FINISH_FROM_WIRE = {wire: reason for reason, wire in _FINISH_TO_WIRE.items()}
+
+_SHARING_TO_WIRE = {
+    Sharing.SHARED: inference.SHARING_SHARED,
+    Sharing.RECOMPUTED: inference.SHARING_RECOMPUTED,
+    Sharing.PRIVATE: inference.SHARING_PRIVATE,
+}
+_SHARING_FROM_WIRE = {wire: sharing for sharing, wire in _SHARING_TO_WIRE.items()}
 
 _SCALARS = (
     "temperature",
@@ -101,6 +110,31 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
     return message
 
 
+def sharing_from_wire(sharing: inference.Sharing) -> Sharing:
+    """Raises `InvalidInput` for a value that this version does not know."""
+    known = _SHARING_FROM_WIRE.get(sharing)
+    if known is None:
+        names = ", ".join(inference.Sharing.keys())
+        raise InvalidInput("sharing", f"is {int(sharing)}; must be one of {names}")
+    return known
+
+
+def cache_use_fields(use: CacheUse) -> dict[str, Any]:
+    """The fields of each message that carries a `CacheUse`; all use the same names."""
+    return {
+        "extra_key": use.extra_key,
+        "sharing": _SHARING_TO_WIRE[use.sharing],
+        "priority": use.priority,
+    }
+
+
+def cache_use_from_wire(message: worker.AttemptRequest | handoff.Prefill) -> CacheUse:
+    """The inverse of `cache_use_fields`. Raises `InvalidInput`."""
+    return CacheUse(
+        ExtraKey(message.extra_key), sharing_from_wire(message.sharing), message.priority
+    )
+
+
 def attempt_request_to_wire(
     request: AttemptRequest, incarnation: Incarnation
 ) -> worker.AttemptRequest:
@@ -111,7 +145,7 @@ def attempt_request_to_wire(
         incarnation=incarnation,
         prompt=request.prompt.tolist(),
         sampling=sampling_to_wire(request.sampling),
-        extra_key=request.extra_key,
+        **cache_use_fields(request.cache_use),
     )
     if request.source is not None:
         message.source.worker_id = request.source.worker_id
@@ -133,7 +167,7 @@ def attempt_request_from_wire(message: worker.AttemptRequest) -> AttemptRequest:
         id=AttemptId(RequestId(message.request_id), Attempt(message.attempt)),
         prompt=token_ids_from_wire(message.prompt),
         sampling=sampling_from_wire(message.sampling, seed=0),
-        extra_key=ExtraKey(message.extra_key),
+        cache_use=cache_use_from_wire(message),
         source=source,
     )
 

@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvferry.ids import AttemptId, ExtraKey, Incarnation, TokenIds, WorkerId
+    from kvferry.cache_key import CacheUse
+    from kvferry.ids import AttemptId, Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
 
 
@@ -36,7 +37,7 @@ class AttemptRequest:
     prompt: TokenIds
     """[prompt_tokens], int32, at least one."""
     sampling: SamplingParams
-    extra_key: ExtraKey
+    cache_use: CacheUse
     source: PrefillSource | None
     """None: the receiving worker computes the prompt itself."""
 
@@ -63,12 +64,16 @@ class AttemptUsage:
     """Where the KV of a prompt came from. All zero for what did not happen."""
 
     prefill_hit_tokens: int = 0
+    """Found in device memory by the worker that computed the prompt."""
     decode_hit_tokens: int = 0
     moved_tokens: int = 0
     moved_bytes: int = 0
     handoff_ms: float = 0.0
     """From the first token's arrival to the commit of the last chunk: what decoding waited for.
     Chunks that travelled while the prompt was computed cost nobody anything."""
+    host_hit_tokens: int = 0
+    """Loaded back from a lower tier by the worker that computed the prompt; no part of the hits
+    in device memory."""
 
 
 @dataclass(frozen=True, slots=True)

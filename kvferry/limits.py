@@ -25,6 +25,9 @@ REQUEST_ID_CHARACTERS_MAX = 128
 
 CACHE_SALT_CHARACTERS_MAX = 256
 
+CACHE_PRIORITY_MAX = 100
+"""Of a request's KV, and its negative the least: more levels than anybody can tell apart."""
+
 CHAT_MESSAGES_MAX = 4096
 
 CLIENT_MESSAGE_BYTES_MAX = 16 * 2**20

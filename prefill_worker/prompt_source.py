@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from engine.engine import Engine
     from kv_transfer.driver import HandoffDriver
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.cache_key import CacheUse
     from kvferry.generation import FinishReason, OutputToken
-    from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
 
 
@@ -30,7 +31,7 @@ class PromptSource:
         self._keys: dict[Request, HandoffKey] = {}
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, extra_key: ExtraKey
+        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
     ) -> None:
         """Queue a prompt. Raises `Overloaded` or `InvalidInput` to refuse it."""
         self._engine.check_input(prompt, sampling)
@@ -38,7 +39,7 @@ class PromptSource:
             id=AttemptId(key.request_id, key.attempt),
             prompt=prompt,
             sampling=sampling,
-            extra_key=extra_key,
+            cache_use=cache_use,
             eos_token_ids=self._engine.eos_token_ids,
             listener=self,
             prefill_only=True,

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvferry.cache_key import Sharing
 from kvferry.errors import (
     DeadlineExceeded,
     KvferryError,
@@ -90,7 +91,7 @@ class AttemptRunner:
         """
         # Clients choose and reuse their ids; what workers and handoffs are told apart by is ours.
         work_id = new_request_id()
-        hashes = prompt_block_hashes(request.prompt, self._block_tokens, request.extra_key)
+        hashes = self._hashes_of(request)
         demand = Demand(int(request.prompt.size), request.sampling.max_tokens)
         progress = _Progress()
         for number in range(1, ATTEMPTS_MAX + 1):
@@ -111,6 +112,13 @@ class AttemptRunner:
                 await outputs.aclose()
             await self._fleet.recheck(route.workers)
         raise AssertionError("the last attempt returns or raises")
+
+    def _hashes_of(self, request: ValidRequest) -> list[BlockHash]:
+        """By which a worker is preferred that holds them; none where nothing held is used."""
+        use = request.cache_use
+        if use.sharing is not Sharing.SHARED:
+            return []
+        return prompt_block_hashes(request.prompt, self._block_tokens, use.extra_key)
 
     def _route(self, hashes: list[BlockHash], demand: Demand, progress: _Progress) -> Route:
         """Where the next attempt goes. Raises what the client is told if there is no such place."""
@@ -196,6 +204,6 @@ def _attempt_request(request: ValidRequest, attempt: AttemptId, route: Route) ->
         id=attempt,
         prompt=request.prompt,
         sampling=request.sampling,
-        extra_key=request.extra_key,
+        cache_use=request.cache_use,
         source=source,
     )

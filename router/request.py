@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from kvferry.cache_key import Sharing
+
 if TYPE_CHECKING:
+    from kvferry.cache_key import CacheUse
     from kvferry.generation import AttemptUsage, FinishReason, OutputToken
-    from kvferry.ids import Attempt, ExtraKey, RequestId, TokenIds, WorkerId
+    from kvferry.ids import Attempt, RequestId, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
 
 
@@ -55,6 +58,8 @@ class ClientRequest:
     input: PromptInput | None
     sampling: SamplingParams
     cache_salt: str = ""
+    sharing: Sharing = Sharing.SHARED
+    priority: int = 0
     timeout_s: float | None = None
     """Time the client is willing to wait; None leaves it to the router's configuration."""
 
@@ -67,7 +72,7 @@ class ValidRequest:
     prompt: TokenIds
     """[prompt_tokens], int32, at least one, fewer than the context length."""
     sampling: SamplingParams
-    extra_key: ExtraKey
+    cache_use: CacheUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,13 @@ from router.request import ChatInput, TextInput
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
 from router.tokenizer import load_tokenizer
-from router.validation import check_fields, check_request_id, encode_prompt, fit_to_context
+from router.validation import (
+    cache_use_of,
+    check_fields,
+    check_request_id,
+    encode_prompt,
+    fit_to_context,
+)
 from router.worker_client import GrpcWorkerClient
 
 if TYPE_CHECKING:
@@ -140,7 +146,8 @@ class Router:
         with self._admitted(request_id, request.timeout_s, arrived_at) as control:
             assert request.input is not None, "checked above"
             prompt = await self._encode(request.input)
-            valid = fit_to_context(request_id, request, prompt, self._context_length())
+            cache_use = cache_use_of(request, self.config.model.served_name)
+            valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
             stream = ResponseStream(
                 valid,
                 self.tokenizer.detokenizer(),

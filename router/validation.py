@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvferry.cache_key import CacheUse, build_extra_key
 from kvferry.errors import InvalidInput, UnknownModel
-from kvferry.ids import ExtraKey, RequestId, new_request_id
+from kvferry.ids import RequestId, new_request_id
 from kvferry.limits import (
+    CACHE_PRIORITY_MAX,
     CACHE_SALT_CHARACTERS_MAX,
     CHAT_MESSAGES_MAX,
     REQUEST_ID_CHARACTERS_MAX,
@@ -38,6 +40,11 @@ def check_fields(request: ClientRequest, served_model: str, card: ModelCard) -> 
     if request.model not in ("", served_model):
         raise UnknownModel(request.model[:REQUEST_ID_CHARACTERS_MAX], served_model)
     _require_at_most("cache_salt", len(request.cache_salt), CACHE_SALT_CHARACTERS_MAX, "characters")
+    if abs(request.priority) > CACHE_PRIORITY_MAX:
+        problem = (
+            f"is {request.priority}; must be from -{CACHE_PRIORITY_MAX} to {CACHE_PRIORITY_MAX}"
+        )
+        raise InvalidInput("priority", problem)
     request.sampling.validate(card.vocab_size)
     match request.input:
         case None:
@@ -62,8 +69,21 @@ def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer) -> TokenIds:
             return tokenizer.encode_chat(messages)
 
 
+def cache_use_of(request: ClientRequest, served_model: str) -> CacheUse:
+    """What the request's KV may be shared with.
+
+    The served model names the weights: a cluster serves one, and all its workers the same.
+    """
+    extra_key = build_extra_key(served_model, salt=request.cache_salt)
+    return CacheUse(extra_key, request.sharing, request.priority)
+
+
 def fit_to_context(
-    request_id: RequestId, request: ClientRequest, prompt: TokenIds, context_length: int
+    request_id: RequestId,
+    request: ClientRequest,
+    prompt: TokenIds,
+    cache_use: CacheUse,
+    context_length: int,
 ) -> ValidRequest:
     """Bound the answer by what the context leaves. Raises `InvalidInput` when nothing is left."""
     assert request.input is not None, "fields are checked first"
@@ -77,7 +97,7 @@ def fit_to_context(
         request_id=request_id,
         prompt=prompt,
         sampling=_clamp_tokens(request.sampling, context_length - int(prompt.size)),
-        extra_key=ExtraKey(request.cache_salt),
+        cache_use=cache_use,
     )
 
 

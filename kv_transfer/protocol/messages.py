@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.cache_key import CacheUse
     from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
-    from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
+    from kvferry.ids import Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
 
 
@@ -31,7 +32,7 @@ class Prefill:
     key: HandoffKey
     prompt: TokenIds
     sampling: SamplingParams
-    extra_key: ExtraKey
+    cache_use: CacheUse
     layout_hash: str
 
 
@@ -43,7 +44,9 @@ class Ready:
     prompt_tokens: int
     layout_hash: str
     hit_tokens: int
-    """Prompt tokens that the source had in its own cache."""
+    """Prompt tokens that the source had in its own device memory."""
+    host_hit_tokens: int = 0
+    """Prompt tokens that the source loaded back from a lower tier."""
 
 
 @dataclass(frozen=True, slots=True)

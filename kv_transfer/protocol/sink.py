@@ -62,7 +62,9 @@ class SinkCore:
         self.state = SinkState.REQUESTED
         self.resume_at = 0
         self.hit_tokens = 0
-        """Prompt tokens the source had in its own cache."""
+        """Prompt tokens the source had in its own device memory."""
+        self.host_hit_tokens = 0
+        """Prompt tokens the source loaded back from a lower tier."""
         self.announced_tokens = 0
         """Headers have come for tokens [resume_at, announced_tokens)."""
         self.chunks_announced = 0
@@ -128,10 +130,12 @@ class SinkCore:
                 f"{self.key}: the source speaks of {message.prompt_tokens} prompt tokens,"
                 f" not of {self.prompt_tokens}"
             )
-        if message.hit_tokens > self.prompt_tokens:
-            raise BadMessage(f"{self.key}: a hit of {message.hit_tokens} tokens exceeds the prompt")
+        hits = message.hit_tokens + message.host_hit_tokens
+        if hits > self.prompt_tokens:
+            raise BadMessage(f"{self.key}: a hit of {hits} tokens exceeds the prompt")
         self._advance(SinkEvent.READY, now_s)
         self.hit_tokens = message.hit_tokens
+        self.host_hit_tokens = message.host_hit_tokens
         return (Reserve(self.prompt_tokens),)
 
     def _on_chunk(self, message: Chunk, now_s: float) -> Effects:

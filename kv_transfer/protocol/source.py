@@ -76,6 +76,7 @@ class SourceCore:
         self._layout_hash = layout_hash
         self._page_size = page_size
         self._hit_tokens = 0
+        self._host_hit_tokens = 0
         self._deadlines = deadlines.source
         self._deadline_at = now_s + self._deadlines[SourceState.QUEUED].timeout_s
         self._offer_due_at: float | None = None
@@ -83,10 +84,10 @@ class SourceCore:
 
     # --- what the host says ---
 
-    def scheduled(self, hit_tokens: int, now_s: float) -> Effects:
+    def scheduled(self, hit_tokens: int, now_s: float, host_hit_tokens: int = 0) -> Effects:
         """The prompt has a row and slots: offer it, and keep the slots from now on."""
         self._advance(SourceEvent.SCHEDULED, now_s)
-        self._hit_tokens = hit_tokens
+        self._hit_tokens, self._host_hit_tokens = hit_tokens, host_hit_tokens
         return (Pin(), Send(self._ready()))
 
     def computed(self, tokens: int, now_s: float) -> Effects:
@@ -217,7 +218,8 @@ class SourceCore:
     # --- inside ---
 
     def _ready(self) -> Ready:
-        return Ready(self.key, self.prompt_tokens, self._layout_hash, self._hit_tokens)
+        hits = self._hit_tokens, self._host_hit_tokens
+        return Ready(self.key, self.prompt_tokens, self._layout_hash, *hits)
 
     def _want_credit(self) -> Effects:
         return (WantCredit(),) if self.sendable_tokens else ()

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 def request_from_wire(
     message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None
 ) -> ClientRequest:
-    """`seed` is used where the client set none. Raises `InvalidInput` for an id beyond int32."""
+    """`seed` is used where the client set none.
+
+    Raises `InvalidInput` for an id beyond int32, and for a kind of sharing that we do not know.
+    """
     return ClientRequest(
         request_id=message.request_id,
         model=message.model,
         input=_input_from_wire(message),
         sampling=convert.sampling_from_wire(message.sampling, seed),
         cache_salt=message.cache_salt,
+        sharing=convert.sharing_from_wire(message.sharing),
+        priority=message.priority,
         timeout_s=timeout_s,
     )
 
@@ -84,6 +89,7 @@ def _finish_to_wire(finish: Finish) -> inference_pb2.Finish:
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             prefill_hit_tokens=usage.kv.prefill_hit_tokens,
+            host_hit_tokens=usage.kv.host_hit_tokens,
             decode_hit_tokens=usage.kv.decode_hit_tokens,
             moved_tokens=usage.kv.moved_tokens,
             moved_bytes=usage.kv.moved_bytes,

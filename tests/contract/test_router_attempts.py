@@ -9,7 +9,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from kvferry.ids import ExtraKey, new_incarnation
+from kvferry.accounts import WorkerLoad
+from kvferry.cache_key import build_extra_key
+from kvferry.ids import new_incarnation
 from kvferry.kv_events import (
     AllBlocksCleared,
     BlocksStored,
@@ -21,7 +23,7 @@ from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import inference_pb2
 from router.tokenizer import Tokenizer
 from tests.support.fake_worker import FakeWorker, Script
-from tests.support.router_bench import RouterBench, eventually, router_bench, text_of
+from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench, text_of
 from tests.support.router_model import byte_tokenizer, write_model
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ async def error_of(bench: RouterBench, text: str = "hello") -> grpc.aio.AioRpcEr
 
 def blocks(text: str) -> tuple[BlockHash, ...]:
     tokens = Tokenizer(byte_tokenizer(), None).encode(text)
-    return tuple(prompt_block_hashes(tokens, event_block_tokens(4), ExtraKey("")))
+    return tuple(prompt_block_hashes(tokens, event_block_tokens(4), build_extra_key(SERVED)))
 
 
 def summary(bench: RouterBench, worker_id: str) -> Any:
@@ -335,6 +337,33 @@ def test_a_request_goes_where_its_prefix_is(directory: Path) -> None:
         assert (await bench.ask(text))[-1].finish.usage.decode_worker == "w3"
 
     run(directory, test, *workers)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"cache_salt": "tenant"},
+        {"sharing": inference_pb2.SHARING_PRIVATE},
+        {"sharing": inference_pb2.SHARING_RECOMPUTED},
+    ],
+    ids=str,
+)
+def test_a_prefix_that_cannot_be_used_attracts_nobody(
+    directory: Path, wish: dict[str, Any]
+) -> None:
+    text = "a shared beginning of forty-eight bytes, and more"
+    # Busier than the other one, by less than the prefix is worth.
+    holder = FakeWorker("holder", load=WorkerLoad(waiting_tokens=20))
+    other = FakeWorker("other")
+
+    async def test(bench: RouterBench) -> None:
+        await eventually(lambda: bool(holder.subscriptions))
+        holder.emit(BlocksStored(blocks(text)))
+        await eventually(lambda: summary(bench, "holder").indexed_blocks == 3)
+        assert (await bench.ask(text))[-1].finish.usage.decode_worker == "holder"
+        assert (await bench.ask(text, **wish))[-1].finish.usage.decode_worker == "other"
+
+    run(directory, test, holder, other)
 
 
 def test_lost_events_are_mended_by_one_snapshot(directory: Path) -> None:

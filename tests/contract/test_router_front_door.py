@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from kvferry.accounts import WorkerLoad
+from kvferry.cache_key import CacheUse, Sharing, build_extra_key
 from kvferry.errors import ConfigError
 from kvferry.generation import AttemptUsage, FinishReason
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
@@ -101,6 +102,23 @@ def test_token_ids_and_conversations(directory: Path) -> None:
     run(directory, test, worker)
 
 
+def test_how_a_request_shares_its_kv_reaches_the_worker(directory: Path) -> None:
+    worker = FakeWorker("w")
+
+    async def test(bench: RouterBench) -> None:
+        await bench.ask("abc")
+        await bench.ask("abc", sharing=inference_pb2.SHARING_RECOMPUTED, priority=7)
+        await bench.ask("abc", sharing=inference_pb2.SHARING_PRIVATE, priority=-100)
+        key = build_extra_key(SERVED)
+        assert [request.cache_use for request in worker.requests] == [
+            CacheUse(key, Sharing.SHARED, 0),
+            CacheUse(key, Sharing.RECOMPUTED, 7),
+            CacheUse(key, Sharing.PRIVATE, -100),
+        ]
+
+    run(directory, test, worker)
+
+
 def test_a_pair_is_named_in_the_call_and_in_the_usage(directory: Path) -> None:
     prefill, decode = FakeWorker("p", Role.PREFILL), FakeWorker("d", Role.DECODE)
 
@@ -112,7 +130,7 @@ def test_a_pair_is_named_in_the_call_and_in_the_usage(directory: Path) -> None:
         assert attempt.source is not None
         assert attempt.source.address == prefill.info.address
         assert attempt.source.incarnation == prefill.incarnation
-        assert attempt.extra_key == "tenant"
+        assert attempt.cache_use == CacheUse(build_extra_key(SERVED, salt="tenant"))
         assert not prefill.requests
 
     run(directory, test, prefill, decode)
@@ -230,6 +248,13 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever(
         (Request(token_ids={"ids": [2**32 - 1]}), "INVALID_ARGUMENT", "token_ids"),
         (Request(token_ids={"ids": [VOCAB_SIZE]}), "INVALID_ARGUMENT", "token_ids[0]"),
         (Request(chat={}), "INVALID_ARGUMENT", "chat.messages"),
+        (
+            Request(text="x", sharing=7),
+            "INVALID_ARGUMENT",
+            "sharing: is 7; must be one of SHARING_",
+        ),
+        (Request(text="x", priority=101), "INVALID_ARGUMENT", "priority: is 101"),
+        (Request(text="x", cache_salt="s" * 257), "INVALID_ARGUMENT", "cache_salt: has 257"),
     ],
 )
 def test_bad_input_is_named_and_hurts_nobody(

@@ -7,7 +7,7 @@ import torch
 
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
-    NO_KEY,
+    PLAIN_USE,
     HandoffPair,
     expected_kv,
     prompt_of,
@@ -190,7 +190,7 @@ def test_other_sessions_do_not_notice_a_death(pair):
     doomed = drive_to(pair, "streaming")
     key = type(doomed)(doomed.request_id, doomed.attempt, other.incarnation, 202)
     pair.decode.sink.prompts[key] = PROMPT
-    pair.decode.driver.fetch(key, other.as_source(), PROMPT, SamplingParams(), NO_KEY)
+    pair.decode.driver.fetch(key, other.as_source(), PROMPT, SamplingParams(), PLAIN_USE)
     pair._until(lambda: key in other.source.queue, other, pair.decode)
     pair.prefill.stop_server()
     other.source.serve(key)

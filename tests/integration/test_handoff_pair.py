@@ -17,6 +17,7 @@ from kvferry.ids import Incarnation
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
     NO_KEY,
+    PLAIN_USE,
     HandoffPair,
     expected_kv,
     fill_kv,
@@ -224,7 +225,7 @@ def test_another_incarnation_is_refused(pair):
     key = type(key)(key.request_id, key.attempt, stale.incarnation, key.sink_incarnation)
     pair.decode.sink.prompts[key] = prompt_of(9)
     source = type(stale)(stale.worker_id, restarted.address, stale.incarnation)
-    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), NO_KEY)
+    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), PLAIN_USE)
     pair.until(lambda: key in pair.decode.sink.errors)
     assert "incarnation" in str(pair.decode.sink.errors[key])
     assert not restarted.source.prompts
@@ -235,7 +236,7 @@ def test_a_key_that_names_another_incarnation_is_refused(pair, side):
     key = dataclasses.replace(pair.key("r1"), **{side: Incarnation(999)})
     pair.decode.sink.prompts[key] = prompt_of(9)
     source = pair.prefill.as_source()
-    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), NO_KEY)
+    pair.decode.driver.fetch(key, source, prompt_of(9), SamplingParams(), PLAIN_USE)
     pair.until(lambda: key in pair.decode.sink.errors)
     assert "3e7" in str(pair.decode.sink.errors[key])
     assert not pair.prefill.source.prompts

@@ -16,7 +16,7 @@ from kvferry.generation import PrefillSource
 from kvferry.ids import WorkerId
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_child import (
-    NO_KEY,
+    PLAIN_USE,
     PROMPT,
     SINK_INCARNATION,
     SOURCE_INCARNATION,
@@ -94,7 +94,7 @@ def test_the_source_process_goes_away(make_worker, start_child, how, within_s):
     key = child_key()
     worker.sink.prompts[key] = PROMPT
     source = PrefillSource(WorkerId("source"), address, SOURCE_INCARNATION)
-    worker.driver.fetch(key, source, PROMPT, SamplingParams(), NO_KEY)
+    worker.driver.fetch(key, source, PROMPT, SamplingParams(), PLAIN_USE)
     run_until(worker, lambda: worker.driver.counters["chunks_received"] > 3)
     os.kill(child.pid, how)
     took = run_until(worker, lambda: key in worker.sink.errors)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvferry.config import DType
+from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EOS = 7
 def digest_layout(page_size: int) -> KvLayout:
     """Room for (token, position) per slot."""
     return KvLayout(
-        num_layers=1, num_kv_heads=1, head_dim=2, dtype=DType.FLOAT32, page_size=page_size
+        num_layers=1, num_kv_heads=1, head_dim=2, dtype=KvDType.FLOAT32, page_size=page_size
     )
 
 

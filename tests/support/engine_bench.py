@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.engine import Engine
 from engine.request import Request
+from kvferry.cache_key import CacheUse
 from kvferry.clock import ManualClock
 from kvferry.config import CacheConfig, SchedulerConfig
 from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
@@ -76,7 +77,7 @@ class EngineBench:
             id=AttemptId(RequestId(name), Attempt(1)),
             prompt=np.asarray(prompt, dtype=np.int32),
             sampling=sampling,
-            extra_key=ExtraKey(""),
+            cache_use=CacheUse(ExtraKey("")),
             eos_token_ids=(EOS,),
             listener=self.recorder,
             prefill_only=prefill_only,

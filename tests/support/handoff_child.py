@@ -16,7 +16,7 @@ from kvferry.generation import PrefillSource
 from kvferry.ids import Attempt, Incarnation, RequestId, WorkerId
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
-    NO_KEY,
+    PLAIN_USE,
     HandoffKey,
     LoopThread,
     TestWorker,
@@ -67,7 +67,7 @@ def main() -> None:
     if role == "sink":
         source = PrefillSource(WorkerId("source"), sys.argv[2], SOURCE_INCARNATION)
         worker.sink.prompts[child_key()] = PROMPT
-        worker.driver.fetch(child_key(), source, PROMPT, SamplingParams(), NO_KEY)
+        worker.driver.fetch(child_key(), source, PROMPT, SamplingParams(), PLAIN_USE)
     pause = threading.Event()
     while True:
         while worker.step():

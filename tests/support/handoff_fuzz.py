@@ -38,6 +38,7 @@ from kvferry.sampling import SamplingParams
 from mem_cache.errors import OutOfRows, OutOfSlots
 from tests.support.handoff_pair import (
     NO_KEY,
+    PLAIN_USE,
     RecordingSink,
     RecordingSource,
     prompt_of,
@@ -167,10 +168,10 @@ class FuzzSink(RecordingSink):
 class FuzzSource(RecordingSource):
     """Refuses prompts that are too long, and schedules when there is room."""
 
-    def start(self, key, prompt, sampling, extra_key) -> None:
+    def start(self, key, prompt, sampling, cache_use) -> None:
         if len(prompt) > PROMPT_MAX:
             raise InvalidInput("prompt", "is too long")
-        super().start(key, prompt, sampling, extra_key)
+        super().start(key, prompt, sampling, cache_use)
 
     def try_schedule(self, key) -> None:
         prompt = self.prompts[key]
@@ -242,7 +243,7 @@ class FuzzWorker:
         prompt = prompt_of(self.rng.randint(1, PROMPT_MAX), self.names)
         self.sink.prompts[key] = prompt
         source = PrefillSource(WorkerId("theirs"), "nowhere", THEIRS)
-        self.driver.fetch(key, source, prompt, SamplingParams(), NO_KEY)
+        self.driver.fetch(key, source, prompt, SamplingParams(), PLAIN_USE)
         self.fetched.append(key)
 
     # --- moves of the hosts, of time, of the other threads ---
@@ -298,7 +299,7 @@ class FuzzWorker:
         key, n = self._some_key(), self._number
         prompt = np.asarray([n() % 2**31 for _ in range(rng.choice([0, 1, 9, 60]))], np.int32)
         to_source = [
-            lambda: m.Prefill(key, prompt, SamplingParams(), NO_KEY, self._layout_hash()),
+            lambda: m.Prefill(key, prompt, SamplingParams(), PLAIN_USE, self._layout_hash()),
             lambda: m.Grant(key, n()),
             lambda: m.Busy(key),
             lambda: m.Received(key),
@@ -367,7 +368,7 @@ class FuzzWorker:
             key = self.new_key(OURS, THEIRS)
             self.asked.append(key)
             prompt = prompt_of(self.rng.randint(1, PROMPT_MAX), self.names)
-            return m.Prefill(key, prompt, SamplingParams(), NO_KEY, self.layout.layout_hash)
+            return m.Prefill(key, prompt, SamplingParams(), PLAIN_USE, self.layout.layout_hash)
         key, handoff = self.rng.choice(open_)
         if handoff.core.state is SourceState.COMPLETED:
             return m.Received(key)

@@ -17,8 +17,9 @@ import torch
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.session import SESSION_SERVER_OPTIONS
+from kvferry.cache_key import CacheUse
 from kvferry.clock import MonotonicClock
-from kvferry.config import CacheConfig, DType, HandoffConfig
+from kvferry.config import CacheConfig, HandoffConfig, KvDType
 from kvferry.generation import OutputToken, PrefillSource
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
     from mem_cache.request_kv import RequestKV
 
 NO_KEY = ExtraKey("")
+PLAIN_USE = CacheUse(NO_KEY)
 FIRST_TOKEN = OutputToken(7)
 PATIENCE_S = 20.0
 
 
 def small_layout(page_size: int = 4, num_layers: int = 3) -> KvLayout:
     return KvLayout(
-        num_layers, num_kv_heads=2, head_dim=8, dtype=DType.FLOAT32, page_size=page_size
+        num_layers, num_kv_heads=2, head_dim=8, dtype=KvDType.FLOAT32, page_size=page_size
     )
 
 
@@ -81,7 +83,7 @@ class RecordingSource:
         self.ends: dict[HandoffKey, str] = {}
         self.refusal: KvferryError | None = None
 
-    def start(self, key, prompt, sampling, extra_key) -> None:
+    def start(self, key, prompt, sampling, cache_use) -> None:
         if self.refusal is not None:
             raise self.refusal
         assert key not in self.prompts
@@ -317,7 +319,7 @@ class HandoffPair:
     def fetch(self, name: str, prompt: TokenIds, attempt: int = 1) -> HandoffKey:
         key = self.key(name, attempt)
         self.decode.sink.prompts[key] = prompt
-        self.decode.driver.fetch(key, self.prefill.as_source(), prompt, SamplingParams(), NO_KEY)
+        self.decode.driver.fetch(key, self.prefill.as_source(), prompt, SamplingParams(), PLAIN_USE)
         return key
 
     def until(self, condition: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvferry.config import CacheConfig, DType
+from kvferry.config import CacheConfig, KvDType
 from kvferry.ids import ExtraKey
 from mem_cache.factory import assemble_kv_cache
 from mem_cache.layout import KvLayout
@@ -26,7 +26,7 @@ PAGE_SIZES = (1, 4, 16, 64)
 SHARED = ExtraKey("")
 
 
-def tiny_layout(page_size: int, dtype: DType = DType.FLOAT32) -> KvLayout:
+def tiny_layout(page_size: int, dtype: KvDType = KvDType.FLOAT32) -> KvLayout:
     """Two layers, one KV head of two elements."""
     return KvLayout(num_layers=2, num_kv_heads=1, head_dim=2, dtype=dtype, page_size=page_size)
 

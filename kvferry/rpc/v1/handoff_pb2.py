@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvferry.rpc.v1 import inference_pb2 as kvferry_dot_rpc_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvferry/rpc/v1/handoff.proto\x12\x0ekvferry.rpc.v1\x1a\x1ekvferry/rpc/v1/inference.proto\"g\n\nHandoffKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x03 \x01(\x04\x12\x18\n\x10sink_incarnation\x18\x04 \x01(\x04\"\xab\x05\n\x0eHandoffMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.kvferry.rpc.v1.HelloH\x00\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x17.kvferry.rpc.v1.PrefillH\x00\x12&\n\x05ready\x18\x03 \x01(\x0b\x32\x15.kvferry.rpc.v1.ReadyH\x00\x12&\n\x05grant\x18\x04 \x01(\x0b\x32\x15.kvferry.rpc.v1.GrantH\x00\x12$\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvferry.rpc.v1.BusyH\x00\x12&\n\x05\x63hunk\x18\x06 \x01(\x0b\x32\x15.kvferry.rpc.v1.ChunkH\x00\x12\x31\n\x0b\x66irst_token\x18\x07 \x01(\x0b\x32\x1a.kvferry.rpc.v1.FirstTokenH\x00\x12,\n\x08\x63omplete\x18\x08 \x01(\x0b\x32\x18.kvferry.rpc.v1.CompleteH\x00\x12,\n\x08received\x18\t \x01(\x0b\x32\x18.kvferry.rpc.v1.ReceivedH\x00\x12(\n\x06\x63losed\x18\n \x01(\x0b\x32\x16.kvferry.rpc.v1.ClosedH\x00\x12&\n\x05\x61\x62ort\x18\x0b \x01(\x0b\x32\x15.kvferry.rpc.v1.AbortH\x00\x12*\n\x07\x61\x62orted\x18\x0c \x01(\x0b\x32\x17.kvferry.rpc.v1.AbortedH\x00\x12\x39\n\x0flink_rendezvous\x18\r \x01(\x0b\x32\x1e.kvferry.rpc.v1.LinkRendezvousH\x00\x12(\n\x06\x63redit\x18\x0e \x01(\x0b\x32\x16.kvferry.rpc.v1.CreditH\x00\x12-\n\tlink_down\x18\x0f \x01(\x0b\x32\x18.kvferry.rpc.v1.LinkDownH\x00\x42\x06\n\x04kind\"b\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\x12\x1c\n\x14staging_buffer_bytes\x18\x04 \x01(\x04\"\x9c\x01\n\x07Prefill\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.kvferry.rpc.v1.SamplingParams\x12\x11\n\textra_key\x18\x04 \x01(\t\x12\x13\n\x0blayout_hash\x18\x05 \x01(\t\"p\n\x05Ready\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\x12\x12\n\nhit_tokens\x18\x04 \x01(\r\"C\n\x05Grant\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x11\n\tresume_at\x18\x02 \x01(\r\"/\n\x04\x42usy\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"\xd6\x01\n\x05\x43hunk\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x17\n\x0flink_generation\x18\x02 \x01(\x04\x12\x10\n\x08link_seq\x18\x03 \x01(\x04\x12\x13\n\x0btoken_start\x18\x04 \x01(\r\x12\x12\n\ntoken_stop\x18\x05 \x01(\r\x12\x13\n\x0blayer_start\x18\x06 \x01(\r\x12\x12\n\nlayer_stop\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\t \x01(\r\"x\n\nFirstToken\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.kvferry.rpc.v1.TokenLogprobs\"S\n\x08\x43omplete\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\r\"3\n\x08Received\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"1\n\x06\x43losed\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"N\n\x05\x41\x62ort\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"2\n\x07\x41\x62orted\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"Q\n\x0eLinkRendezvous\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x11\n\tstore_key\x18\x02 \x01(\t\x12\x13\n\x0bstore_value\x18\x03 \x01(\x0c\"2\n\x06\x43redit\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x0f\n\x07\x62uffers\x18\x02 \x01(\r\"3\n\x08LinkDown\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t2X\n\x07Handoff\x12M\n\x07Session\x12\x1e.kvferry.rpc.v1.HandoffMessage\x1a\x1e.kvferry.rpc.v1.HandoffMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ckvferry/rpc/v1/handoff.proto\x12\x0ekvferry.rpc.v1\x1a\x1ekvferry/rpc/v1/inference.proto\"g\n\nHandoffKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1a\n\x12source_incarnation\x18\x03 \x01(\x04\x12\x18\n\x10sink_incarnation\x18\x04 \x01(\x04\"\xab\x05\n\x0eHandoffMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.kvferry.rpc.v1.HelloH\x00\x12*\n\x07prefill\x18\x02 \x01(\x0b\x32\x17.kvferry.rpc.v1.PrefillH\x00\x12&\n\x05ready\x18\x03 \x01(\x0b\x32\x15.kvferry.rpc.v1.ReadyH\x00\x12&\n\x05grant\x18\x04 \x01(\x0b\x32\x15.kvferry.rpc.v1.GrantH\x00\x12$\n\x04\x62usy\x18\x05 \x01(\x0b\x32\x14.kvferry.rpc.v1.BusyH\x00\x12&\n\x05\x63hunk\x18\x06 \x01(\x0b\x32\x15.kvferry.rpc.v1.ChunkH\x00\x12\x31\n\x0b\x66irst_token\x18\x07 \x01(\x0b\x32\x1a.kvferry.rpc.v1.FirstTokenH\x00\x12,\n\x08\x63omplete\x18\x08 \x01(\x0b\x32\x18.kvferry.rpc.v1.CompleteH\x00\x12,\n\x08received\x18\t \x01(\x0b\x32\x18.kvferry.rpc.v1.ReceivedH\x00\x12(\n\x06\x63losed\x18\n \x01(\x0b\x32\x16.kvferry.rpc.v1.ClosedH\x00\x12&\n\x05\x61\x62ort\x18\x0b \x01(\x0b\x32\x15.kvferry.rpc.v1.AbortH\x00\x12*\n\x07\x61\x62orted\x18\x0c \x01(\x0b\x32\x17.kvferry.rpc.v1.AbortedH\x00\x12\x39\n\x0flink_rendezvous\x18\r \x01(\x0b\x32\x1e.kvferry.rpc.v1.LinkRendezvousH\x00\x12(\n\x06\x63redit\x18\x0e \x01(\x0b\x32\x16.kvferry.rpc.v1.CreditH\x00\x12-\n\tlink_down\x18\x0f \x01(\x0b\x32\x18.kvferry.rpc.v1.LinkDownH\x00\x42\x06\n\x04kind\"b\n\x05Hello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\x12\x1c\n\x14staging_buffer_bytes\x18\x04 \x01(\x04\"\xd8\x01\n\x07Prefill\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.kvferry.rpc.v1.SamplingParams\x12\x11\n\textra_key\x18\x04 \x01(\t\x12\x13\n\x0blayout_hash\x18\x05 \x01(\t\x12(\n\x07sharing\x18\x06 \x01(\x0e\x32\x17.kvferry.rpc.v1.Sharing\x12\x10\n\x08priority\x18\x07 \x01(\x05\"\x89\x01\n\x05Ready\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x13\n\x0blayout_hash\x18\x03 \x01(\t\x12\x12\n\nhit_tokens\x18\x04 \x01(\r\x12\x17\n\x0fhost_hit_tokens\x18\x05 \x01(\r\"C\n\x05Grant\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x11\n\tresume_at\x18\x02 \x01(\r\"/\n\x04\x42usy\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"\xd6\x01\n\x05\x43hunk\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x17\n\x0flink_generation\x18\x02 \x01(\x04\x12\x10\n\x08link_seq\x18\x03 \x01(\x04\x12\x13\n\x0btoken_start\x18\x04 \x01(\r\x12\x12\n\ntoken_stop\x18\x05 \x01(\r\x12\x13\n\x0blayer_start\x18\x06 \x01(\r\x12\x12\n\nlayer_stop\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\t \x01(\r\"x\n\nFirstToken\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.kvferry.rpc.v1.TokenLogprobs\"S\n\x08\x43omplete\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x03 \x01(\r\"3\n\x08Received\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"1\n\x06\x43losed\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"N\n\x05\x41\x62ort\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"2\n\x07\x41\x62orted\x12\'\n\x03key\x18\x01 \x01(\x0b\x32\x1a.kvferry.rpc.v1.HandoffKey\"Q\n\x0eLinkRendezvous\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x11\n\tstore_key\x18\x02 \x01(\t\x12\x13\n\x0bstore_value\x18\x03 \x01(\x0c\"2\n\x06\x43redit\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x0f\n\x07\x62uffers\x18\x02 \x01(\r\"3\n\x08LinkDown\x12\x17\n\x0flink_generation\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t2X\n\x07Handoff\x12M\n\x07Session\x12\x1e.kvferry.rpc.v1.HandoffMessage\x1a\x1e.kvferry.rpc.v1.HandoffMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=871
   _globals['_HELLO']._serialized_end=969
   _globals['_PREFILL']._serialized_start=972
-  _globals['_PREFILL']._serialized_end=1128
-  _globals['_READY']._serialized_start=1130
-  _globals['_READY']._serialized_end=1242
-  _globals['_GRANT']._serialized_start=1244
-  _globals['_GRANT']._serialized_end=1311
-  _globals['_BUSY']._serialized_start=1313
-  _globals['_BUSY']._serialized_end=1360
-  _globals['_CHUNK']._serialized_start=1363
-  _globals['_CHUNK']._serialized_end=1577
-  _globals['_FIRSTTOKEN']._serialized_start=1579
-  _globals['_FIRSTTOKEN']._serialized_end=1699
-  _globals['_COMPLETE']._serialized_start=1701
-  _globals['_COMPLETE']._serialized_end=1784
-  _globals['_RECEIVED']._serialized_start=1786
-  _globals['_RECEIVED']._serialized_end=1837
-  _globals['_CLOSED']._serialized_start=1839
-  _globals['_CLOSED']._serialized_end=1888
-  _globals['_ABORT']._serialized_start=1890
-  _globals['_ABORT']._serialized_end=1968
-  _globals['_ABORTED']._serialized_start=1970
-  _globals['_ABORTED']._serialized_end=2020
-  _globals['_LINKRENDEZVOUS']._serialized_start=2022
-  _globals['_LINKRENDEZVOUS']._serialized_end=2103
-  _globals['_CREDIT']._serialized_start=2105
-  _globals['_CREDIT']._serialized_end=2155
-  _globals['_LINKDOWN']._serialized_start=2157
-  _globals['_LINKDOWN']._serialized_end=2208
-  _globals['_HANDOFF']._serialized_start=2210
-  _globals['_HANDOFF']._serialized_end=2298
+  _globals['_PREFILL']._serialized_end=1188
+  _globals['_READY']._serialized_start=1191
+  _globals['_READY']._serialized_end=1328
+  _globals['_GRANT']._serialized_start=1330
+  _globals['_GRANT']._serialized_end=1397
+  _globals['_BUSY']._serialized_start=1399
+  _globals['_BUSY']._serialized_end=1446
+  _globals['_CHUNK']._serialized_start=1449
+  _globals['_CHUNK']._serialized_end=1663
+  _globals['_FIRSTTOKEN']._serialized_start=1665
+  _globals['_FIRSTTOKEN']._serialized_end=1785
+  _globals['_COMPLETE']._serialized_start=1787
+  _globals['_COMPLETE']._serialized_end=1870
+  _globals['_RECEIVED']._serialized_start=1872
+  _globals['_RECEIVED']._serialized_end=1923
+  _globals['_CLOSED']._serialized_start=1925
+  _globals['_CLOSED']._serialized_end=1974
+  _globals['_ABORT']._serialized_start=1976
+  _globals['_ABORT']._serialized_end=2054
+  _globals['_ABORTED']._serialized_start=2056
+  _globals['_ABORTED']._serialized_end=2106
+  _globals['_LINKRENDEZVOUS']._serialized_start=2108
+  _globals['_LINKRENDEZVOUS']._serialized_end=2189
+  _globals['_CREDIT']._serialized_start=2191
+  _globals['_CREDIT']._serialized_end=2241
+  _globals['_LINKDOWN']._serialized_start=2243
+  _globals['_LINKDOWN']._serialized_end=2294
+  _globals['_HANDOFF']._serialized_start=2296
+  _globals['_HANDOFF']._serialized_end=2384
 # @@protoc_insertion_point(module_scope)

@@ -65,30 +65,36 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., staging_buffer_bytes: _Optional[int] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash")
+    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash", "sharing", "priority")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _inference_pb2.SamplingParams
     extra_key: str
     layout_hash: str
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ...) -> None: ...
+    sharing: _inference_pb2.Sharing
+    priority: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("key", "prompt_tokens", "layout_hash", "hit_tokens")
+    __slots__ = ("key", "prompt_tokens", "layout_hash", "hit_tokens", "host_hit_tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     prompt_tokens: int
     layout_hash: str
     hit_tokens: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., hit_tokens: _Optional[int] = ...) -> None: ...
+    host_hit_tokens: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("key", "resume_at")

@@ -6,12 +6,21 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Sharing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SHARING_SHARED: _ClassVar[Sharing]
+    SHARING_RECOMPUTED: _ClassVar[Sharing]
+    SHARING_PRIVATE: _ClassVar[Sharing]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+SHARING_SHARED: Sharing
+SHARING_RECOMPUTED: Sharing
+SHARING_PRIVATE: Sharing
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -38,7 +47,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "cache_salt")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "cache_salt", "sharing", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +55,8 @@ class GenerateRequest(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -53,7 +64,9 @@ class GenerateRequest(_message.Message):
     chat: Chat
     sampling: SamplingParams
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    sharing: Sharing
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., sharing: _Optional[_Union[Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs")
@@ -137,7 +150,7 @@ class Finish(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "ttft_ms", "itl_ms", "prefill_worker", "decode_worker", "attempt")
+    __slots__ = ("prompt_tokens", "completion_tokens", "prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "ttft_ms", "itl_ms", "prefill_worker", "decode_worker", "attempt", "host_hit_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +163,7 @@ class Usage(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     prefill_hit_tokens: int
@@ -162,7 +176,8 @@ class Usage(_message.Message):
     prefill_worker: str
     decode_worker: str
     attempt: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., itl_ms: _Optional[float] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    host_hit_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., itl_ms: _Optional[float] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempt: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -213,7 +228,14 @@ class ClusterStatusResponse(_message.Message):
     def __init__(self, membership_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_blocks")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_blocks", "host_accounts", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +245,8 @@ class WorkerSummary(_message.Message):
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     incarnation: int
@@ -232,7 +256,9 @@ class WorkerSummary(_message.Message):
     accounts: KvAccounts
     pid: int
     indexed_blocks: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_blocks: _Optional[int] = ...) -> None: ...
+    host_accounts: HostAccounts
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., host_accounts: _Optional[_Union[HostAccounts, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "handoffs", "prefill_tokens_per_s", "link_bytes_per_s")
@@ -251,7 +277,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., handoffs: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., link_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class KvAccounts(_message.Message):
-    __slots__ = ("free", "evictable", "protected", "private", "inbound", "total", "outbound_pinned", "rows_live", "rows_total")
+    __slots__ = ("free", "evictable", "protected", "private", "inbound", "total", "outbound_pinned", "rows_live", "rows_total", "loading")
     FREE_FIELD_NUMBER: _ClassVar[int]
     EVICTABLE_FIELD_NUMBER: _ClassVar[int]
     PROTECTED_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +287,7 @@ class KvAccounts(_message.Message):
     OUTBOUND_PINNED_FIELD_NUMBER: _ClassVar[int]
     ROWS_LIVE_FIELD_NUMBER: _ClassVar[int]
     ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
     free: int
     evictable: int
     protected: int
@@ -270,4 +297,57 @@ class KvAccounts(_message.Message):
     outbound_pinned: int
     rows_live: int
     rows_total: int
-    def __init__(self, free: _Optional[int] = ..., evictable: _Optional[int] = ..., protected: _Optional[int] = ..., private: _Optional[int] = ..., inbound: _Optional[int] = ..., total: _Optional[int] = ..., outbound_pinned: _Optional[int] = ..., rows_live: _Optional[int] = ..., rows_total: _Optional[int] = ...) -> None: ...
+    loading: int
+    def __init__(self, free: _Optional[int] = ..., evictable: _Optional[int] = ..., protected: _Optional[int] = ..., private: _Optional[int] = ..., inbound: _Optional[int] = ..., total: _Optional[int] = ..., outbound_pinned: _Optional[int] = ..., rows_live: _Optional[int] = ..., rows_total: _Optional[int] = ..., loading: _Optional[int] = ...) -> None: ...
+
+class HostAccounts(_message.Message):
+    __slots__ = ("free", "evictable", "protected", "writing", "loading", "total")
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    WRITING_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    free: int
+    evictable: int
+    protected: int
+    writing: int
+    loading: int
+    total: int
+    def __init__(self, free: _Optional[int] = ..., evictable: _Optional[int] = ..., protected: _Optional[int] = ..., writing: _Optional[int] = ..., loading: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class AuditRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class AuditResponse(_message.Message):
+    __slots__ = ("audits",)
+    AUDITS_FIELD_NUMBER: _ClassVar[int]
+    audits: _containers.RepeatedCompositeFieldContainer[WorkerAudit]
+    def __init__(self, audits: _Optional[_Iterable[_Union[WorkerAudit, _Mapping]]] = ...) -> None: ...
+
+class WorkerAudit(_message.Message):
+    __slots__ = ("worker_id", "report", "failure")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    report: AuditReport
+    failure: str
+    def __init__(self, worker_id: _Optional[str] = ..., report: _Optional[_Union[AuditReport, _Mapping]] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class AuditReport(_message.Message):
+    __slots__ = ("violations", "accounts", "host_accounts", "duration_ms", "engine_steps")
+    VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    violations: _containers.RepeatedScalarFieldContainer[str]
+    accounts: KvAccounts
+    host_accounts: HostAccounts
+    duration_ms: float
+    engine_steps: int
+    def __init__(self, violations: _Optional[_Iterable[str]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., host_accounts: _Optional[_Union[HostAccounts, _Mapping]] = ..., duration_ms: _Optional[float] = ..., engine_steps: _Optional[int] = ...) -> None: ...

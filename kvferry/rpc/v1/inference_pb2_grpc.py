@@ -186,7 +186,7 @@ class Inference(object):
 
 
 class AdminStub(object):
-    """For the operator: what `kvferry status` shows.
+    """For the operator: what `kvferry status` and `kvferry audit` show.
     """
 
     def __init__(self, channel):
@@ -200,14 +200,26 @@ class AdminStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusResponse.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Audit',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
-    """For the operator: what `kvferry status` shows.
+    """For the operator: what `kvferry status` and `kvferry audit` show.
     """
 
     def ClusterStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Audit(self, request, context):
+        """Runs every ledger check on live workers, between two steps of each.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -220,6 +232,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusResponse.SerializeToString,
             ),
+            'Audit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kvferry.rpc.v1.Admin', rpc_method_handlers)
@@ -229,7 +246,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """For the operator: what `kvferry status` shows.
+    """For the operator: what `kvferry status` and `kvferry audit` show.
     """
 
     @staticmethod
@@ -249,6 +266,33 @@ class Admin(object):
             '/kvferry.rpc.v1.Admin/ClusterStatus',
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.ClusterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Audit',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

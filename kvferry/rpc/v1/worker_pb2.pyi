@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttemptRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source")
+    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,8 @@ class AttemptRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     incarnation: int
@@ -22,7 +24,9 @@ class AttemptRequest(_message.Message):
     sampling: _inference_pb2.SamplingParams
     extra_key: str
     source: PrefillSource
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ...) -> None: ...
+    sharing: _inference_pb2.Sharing
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillSource(_message.Message):
     __slots__ = ("worker_id", "address", "incarnation")
@@ -47,34 +51,38 @@ class AttemptOutput(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ...) -> None: ...
 
 class AttemptUsage(_message.Message):
-    __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms")
+    __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "host_hit_tokens")
     PREFILL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prefill_hit_tokens: int
     decode_hit_tokens: int
     moved_tokens: int
     moved_bytes: int
     handoff_ms: float
-    def __init__(self, prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ...) -> None: ...
+    host_hit_tokens: int
+    def __init__(self, prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class AttemptFinish(_message.Message):
-    __slots__ = ("reason", "prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms")
+    __slots__ = ("reason", "prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "host_hit_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MOVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: _inference_pb2.FinishReason
     prefill_hit_tokens: int
     decode_hit_tokens: int
     moved_tokens: int
     moved_bytes: int
     handoff_ms: float
-    def __init__(self, reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ...) -> None: ...
+    host_hit_tokens: int
+    def __init__(self, reason: _Optional[_Union[_inference_pb2.FinishReason, str]] = ..., prefill_hit_tokens: _Optional[int] = ..., decode_hit_tokens: _Optional[int] = ..., moved_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., handoff_ms: _Optional[float] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class KvEventsRequest(_message.Message):
     __slots__ = ()
@@ -125,7 +133,7 @@ class WorkerStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStatusResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "load", "accounts", "pid", "counters")
+    __slots__ = ("worker_id", "role", "incarnation", "load", "accounts", "pid", "counters", "host_accounts")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +148,7 @@ class WorkerStatusResponse(_message.Message):
     ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     incarnation: int
@@ -147,4 +156,17 @@ class WorkerStatusResponse(_message.Message):
     accounts: _inference_pb2.KvAccounts
     pid: int
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[_inference_pb2.WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[_inference_pb2.KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    host_accounts: _inference_pb2.HostAccounts
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[_inference_pb2.WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[_inference_pb2.KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., host_accounts: _Optional[_Union[_inference_pb2.HostAccounts, _Mapping]] = ...) -> None: ...
+
+class WorkerAuditRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerAuditResponse(_message.Message):
+    __slots__ = ("incarnation", "report")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    report: _inference_pb2.AuditReport
+    def __init__(self, incarnation: _Optional[int] = ..., report: _Optional[_Union[_inference_pb2.AuditReport, _Mapping]] = ...) -> None: ...

@@ -49,6 +49,11 @@ class WorkerStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusResponse.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_unary(
+                '/kvferry.rpc.v1.Worker/Audit',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -62,7 +67,7 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def KvEvents(self, request, context):
-        """KV events from now on, beginning with a snapshot.
+        """KV events from now on, beginning with a snapshot. A reader that misses a batch subscribes anew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +75,13 @@ class WorkerServicer(object):
 
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Audit(self, request, context):
+        """Runs every ledger check between two steps of the engine.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -91,6 +103,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusResponse.SerializeToString,
+            ),
+            'Audit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class Worker(object):
             '/kvferry.rpc.v1.Worker/Status',
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Worker/Audit',
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

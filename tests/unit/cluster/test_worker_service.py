@@ -12,6 +12,7 @@ from cluster import worker_service
 from cluster.worker_service import WorkerService
 from decode_worker.intake import CancelAttempt, StartAttempt
 from engine.kv_event_feed import Subscribe, Unsubscribe
+from kvferry.cache_key import CacheUse
 from kvferry.errors import InternalError, Overloaded, WorkerUnavailable
 from kvferry.generation import AttemptRequest
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
@@ -62,7 +63,7 @@ ATTEMPT = AttemptRequest(
     id=AttemptId(RequestId("request"), Attempt(1)),
     prompt=np.array([1, 2], np.int32),
     sampling=SamplingParams(),
-    extra_key=ExtraKey(""),
+    cache_use=CacheUse(ExtraKey("")),
     source=None,
 )
 

@@ -12,6 +12,7 @@ import pytest
 from decode_worker.attempt_stream import AttemptStream, Outbox
 from decode_worker.intake import CancelAttempt, Intake, StartAttempt
 from kv_transfer.protocol.key import HandoffKey
+from kvferry.cache_key import CacheUse
 from kvferry.errors import (
     DuplicateRequest,
     HandoffFailed,
@@ -79,7 +80,7 @@ class Bench:
             id=AttemptId(RequestId(str(options.pop("name", "r"))), Attempt(1)),
             prompt=np.asarray(prompt, dtype=np.int32),
             sampling=SamplingParams(**sampling | options),
-            extra_key=ExtraKey(""),
+            cache_use=CacheUse(ExtraKey("")),
             source=source,
         )
         stream = AttemptStream()

@@ -45,7 +45,7 @@ COMMIT = (Commit(PROMPT_TOKENS), Send(Received(KEY)), NotifyAdopted())
 
 def test_normal_course_commits_only_when_every_payload_is_scattered():
     core = new_sink()
-    assert core.on_message(ready(hit_tokens=8), 0.0) == (Reserve(PROMPT_TOKENS),)
+    assert core.on_message(ready(hit_tokens=8, host_hit_tokens=4), 0.0) == (Reserve(PROMPT_TOKENS),)
     assert core.reserved(4, 0.0) == (Send(Grant(KEY, 4)),)
     assert core.on_message(chunk(4, 10), 0.0) == ()
     assert core.on_message(FirstToken(KEY, TOKEN), 0.0) == (DeliverFirstToken(TOKEN),)
@@ -55,7 +55,7 @@ def test_normal_course_commits_only_when_every_payload_is_scattered():
     assert core.state is SinkState.SETTLING
     assert core.scattered(0.0) == COMMIT
     assert core.state is SinkState.ADOPTED
-    assert core.hit_tokens == 8
+    assert (core.hit_tokens, core.host_hit_tokens) == (8, 4)
     assert core.wakes_at is None
 
 

@@ -46,7 +46,8 @@ LIVE = [state for state in SourceState if state not in SOURCE_TERMINAL]
 
 def test_normal_course():
     core = new_source()
-    assert core.scheduled(8, 0.0) == (Pin(), Send(ready(hit_tokens=8)))
+    offer = ready(hit_tokens=8, host_hit_tokens=4)
+    assert core.scheduled(8, 0.0, host_hit_tokens=4) == (Pin(), Send(offer))
     assert core.computed(10, 0.0) == ()
     assert core.on_message(Grant(KEY, 4), 0.0) == (WantCredit(),)
     assert core.take_chunk(4, 1, 0.0) == (SendPayload(4, 8), WantCredit())

@@ -6,6 +6,7 @@ import pytest
 from kv_transfer.protocol import messages as m
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken, TokenLogprobs
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
@@ -14,9 +15,11 @@ from kvferry.sampling import SamplingParams
 
 KEY = HandoffKey(RequestId("r1"), Attempt(3), Incarnation(2**63 - 1), Incarnation(5))
 
+USE = CacheUse(ExtraKey("salt"), Sharing.PRIVATE, -3)
+
 MESSAGES = [
     m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash", 2**40),
-    m.Ready(KEY, 20, "hash", 8),
+    m.Ready(KEY, 20, "hash", 8, 4),
     m.Grant(KEY, 16),
     m.Busy(KEY),
     m.Chunk(KEY, 1, 2**40, 0, 16, 0, 30, 4 * 2**20, 2**32 - 1),
@@ -46,12 +49,12 @@ def test_messages_survive_the_wire(message):
 
 def test_prefill_survives_the_wire():
     sampling = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("a",), logit_bias={3: -1.0})
-    sent = m.Prefill(KEY, np.array([1, 2**31 - 1], np.int32), sampling, ExtraKey("salt"), "hash")
+    sent = m.Prefill(KEY, np.array([1, 2**31 - 1], np.int32), sampling, USE, "hash")
     came = through_bytes(sent)
     assert came.prompt.dtype == np.int32
     assert came.prompt.tolist() == sent.prompt.tolist()
     assert came.sampling == sampling
-    assert (came.key, came.extra_key, came.layout_hash) == (KEY, "salt", "hash")
+    assert (came.key, came.cache_use, came.layout_hash) == (KEY, USE, "hash")
 
 
 def test_every_kind_of_the_wire_is_read():

@@ -7,6 +7,7 @@ import pytest
 
 from kvferry import convert
 from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
 from kvferry.generation import (
     AttemptFinish,
@@ -73,7 +74,7 @@ def test_attempt_request(source):
         id=AttemptId(RequestId("r"), Attempt(2)),
         prompt=np.array([1, 2, 2**31 - 1], dtype=np.int32),
         sampling=SAMPLING,
-        extra_key=ExtraKey("tenant"),
+        cache_use=CacheUse(ExtraKey("tenant"), Sharing.RECOMPUTED, -7),
         source=source,
     )
     message = convert.attempt_request_to_wire(request, Incarnation(5))
@@ -83,10 +84,10 @@ def test_attempt_request(source):
     assert message.incarnation == 5
     assert back.prompt.dtype == np.int32
     assert back.prompt.tolist() == request.prompt.tolist()
-    assert (back.id, back.sampling, back.extra_key, back.source) == (
+    assert (back.id, back.sampling, back.cache_use, back.source) == (
         request.id,
         request.sampling,
-        request.extra_key,
+        request.cache_use,
         request.source,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kv_transfer.protocol.key import HandoffKey
+from kvferry.cache_key import CacheUse
 from kvferry.config import SchedulerConfig
 from kvferry.errors import InvalidInput, Overloaded
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId
@@ -64,7 +65,7 @@ class Bench:
         self, name: str, prompt: list[int] = PROMPT, sampling: SamplingParams = GREEDY
     ) -> HandoffKey:
         key = _key(name)
-        self.source.start(key, np.asarray(prompt, dtype=np.int32), sampling, ExtraKey(""))
+        self.source.start(key, np.asarray(prompt, dtype=np.int32), sampling, CacheUse(ExtraKey("")))
         return key
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.cache_key import CacheUse
 from kvferry.clock import ManualClock
 from kvferry.generation import AttemptFinish, AttemptOutput, AttemptUsage, FinishReason, OutputToken
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
@@ -26,7 +27,7 @@ USAGE = AttemptUsage(prefill_hit_tokens=3, moved_tokens=5, moved_bytes=99, hando
 
 def make(clock: ManualClock | None = None, **sampling: Any) -> ResponseStream:
     prompt = np.zeros(7, dtype=np.int32)
-    valid = ValidRequest(RequestId("r"), prompt, SamplingParams(**sampling), ExtraKey(""))
+    valid = ValidRequest(RequestId("r"), prompt, SamplingParams(**sampling), CacheUse(ExtraKey("")))
     return ResponseStream(
         valid,
         TOKENIZER.detokenizer(),

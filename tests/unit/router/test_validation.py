@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput, UnknownModel
-from kvferry.ids import RequestId
+from kvferry.ids import ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from router.model_card import ModelCard
 from router.request import (
@@ -19,7 +20,13 @@ from router.request import (
     TokenInput,
 )
 from router.tokenizer import Tokenizer
-from router.validation import check_fields, check_request_id, encode_prompt, fit_to_context
+from router.validation import (
+    cache_use_of,
+    check_fields,
+    check_request_id,
+    encode_prompt,
+    fit_to_context,
+)
 from tests.support.router_model import byte_tokenizer
 
 CARD = ModelCard(vocab_size=100, context_length=50, eos_token_ids=(1,), kv_bytes_per_token=8)
@@ -38,6 +45,7 @@ def chat(*roles: str) -> ChatInput:
 
 
 GOOD = TextInput("hello")
+USE = CacheUse(ExtraKey(""))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +102,7 @@ def prompt_of(length: int) -> Any:
 @pytest.mark.parametrize(("length", "room"), [(1, 40), (10, 40), (11, 39), (49, 1)])
 def test_the_answer_is_bounded_by_what_the_context_leaves(length: int, room: int) -> None:
     asked = request(GOOD, max_tokens=40, min_tokens=40)
-    valid = fit_to_context(RequestId("r"), asked, prompt_of(length), 50)
+    valid = fit_to_context(RequestId("r"), asked, prompt_of(length), USE, 50)
     assert (valid.sampling.max_tokens, valid.sampling.min_tokens) == (room, room)
     untouched = dataclasses.replace(valid.sampling, max_tokens=40, min_tokens=40)
     assert untouched == asked.sampling
@@ -108,12 +116,31 @@ def test_a_prompt_must_leave_room_for_an_answer(
     given: PromptInput, field: str, length: int
 ) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}: has"):
-        fit_to_context(RequestId("r"), request(given), prompt_of(length), 50)
+        fit_to_context(RequestId("r"), request(given), prompt_of(length), USE, 50)
 
 
-def test_the_salt_becomes_the_extra_key() -> None:
-    valid = fit_to_context(RequestId("r"), request(GOOD, salt="tenant"), prompt_of(3), 50)
-    assert valid.extra_key == "tenant"
+def test_model_and_salt_make_the_extra_key() -> None:
+    keys = {
+        cache_use_of(request(GOOD, salt=salt), model).extra_key
+        for model in ("m", "n")
+        for salt in ("", "tenant", "other")
+    }
+    assert len(keys) == 6
+    assert cache_use_of(request(GOOD, model="m"), "m") == cache_use_of(request(GOOD), "m")
+
+
+def test_sharing_and_priority_are_carried_on() -> None:
+    asked = dataclasses.replace(request(GOOD), sharing=Sharing.RECOMPUTED, priority=-100)
+    check_fields(asked, "m", CARD)
+    valid = fit_to_context(RequestId("r"), asked, prompt_of(3), cache_use_of(asked, "m"), 50)
+    assert (valid.cache_use.sharing, valid.cache_use.priority) == (Sharing.RECOMPUTED, -100)
+
+
+@pytest.mark.parametrize("priority", [-101, 101])
+def test_a_priority_beyond_its_bounds_is_named(priority: int) -> None:
+    asked = dataclasses.replace(request(GOOD), priority=priority)
+    with pytest.raises(InvalidInput, match=r"^priority: is -?101; must be from -100 to 100$"):
+        check_fields(asked, "m", CARD)
 
 
 def test_token_ids_are_taken_as_they_are() -> None:
