@@ -1,0 +1,135 @@
+"""Bugs of the life of a request: open, extend, checkpoint, handoff, release."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_CACHE = "mem_cache/kv_cache.py"
+_CACHE_TESTS = ("tests/unit/mem_cache/test_kv_cache.py",)
+
+CACHE_MUTANTS = (
+    Mutant(
+        "match-the-last-token-too",
+        "The last token of a prompt is computed: its logits are needed.",
+        _CACHE,
+        "limit = len(token_ids) if inbound else max(0, len(token_ids) - 1)",
+        "limit = len(token_ids)",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "recomputed-matches",
+        "Who needs the logits of every token matches nothing.",
+        _CACHE,
+        "        if sharing is Sharing.SHARED:\n",
+        "        if sharing is not Sharing.PRIVATE:\n",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "private-is-published",
+        "KV that does not follow from its tokens alone is shared with nobody.",
+        _CACHE,
+        "if kv.sharing is Sharing.PRIVATE or key_len <= start:",
+        "if key_len <= start:",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "row-not-rewritten",
+        "After a checkpoint the row reads the tree's slots, never freed duplicates.",
+        _CACHE,
+        "        self.rows.write(row, start, self.tree.path_device_indices(node, start))\n",
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "duplicate-not-freed",
+        "A request's duplicates go back to the allocator.",
+        _CACHE,
+        "        self.allocator.free(result.duplicates)\n",
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "duplicate-freed-twice",
+        "A slot is freed once.",
+        _CACHE,
+        "        self.allocator.free(result.duplicates)\n",
+        "        self.allocator.free(result.duplicates)\n"
+        "        self.allocator.free(result.duplicates)\n",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "published-beyond-committed",
+        "Only what is computed is published.",
+        _CACHE,
+        "        assert len(token_ids) <= kv.committed_len, "
+        'f"{kv} has not computed {len(token_ids)} tokens"\n',
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "tail-not-freed",
+        "The preallocated tail of a request goes back with the rest.",
+        _CACHE,
+        "self.rows.read(row, kv.cache_protected_len, kv.allocated_len))",
+        "self.rows.read(row, kv.cache_protected_len, self.layout.round_up(kv.committed_len)))",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "release-without-unlock",
+        "Nothing stays locked for a request that has ended.",
+        _CACHE,
+        "        self.tree.unlock(kv.last_node)\n        del self._live[row]\n",
+        "        del self._live[row]\n",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "unlock-twice",
+        "A request undoes its own lock only.",
+        _CACHE,
+        "        self.tree.unlock(kv.last_node)\n        del self._live[row]\n",
+        "        self.tree.unlock(kv.last_node)\n        self.tree.unlock(kv.last_node)\n"
+        "        del self._live[row]\n",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "old-lock-kept",
+        "A request holds one lock, on the end of its published part.",
+        _CACHE,
+        "        self.tree.lock(node)\n        self.tree.unlock(kv.last_node)\n",
+        "        self.tree.lock(node)\n",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "inbound-published",
+        "KV of a handoff that has not committed is published by nobody.",
+        _CACHE,
+        "        assert not kv.inbound, "
+        'f"{kv}: inbound KV is published only after its handoff committed"\n',
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "inbound-counted-as-private",
+        "Slots reserved for a handoff are an account of their own.",
+        _CACHE,
+        "private=sum(kv.private_len for kv in live if not kv.inbound)",
+        "private=sum(kv.private_len for kv in live)",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "released-while-read",
+        "Slots that a handoff reads stay until it has closed.",
+        _CACHE,
+        '        assert kv.pins == 0, f"{kv} is still read by a handoff"\n',
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "evicts-before-it-refuses",
+        "Being out of slots changes nothing.",
+        _CACHE,
+        "        if evictable < shortage:\n",
+        "        if evictable < shortage and len(self.tree.evict(shortage)) < shortage:\n",
+        _CACHE_TESTS,
+    ),
+)

@@ -1,0 +1,12 @@
+"""All mutants, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from tests.mutants.cache_mutants import CACHE_MUTANTS
+from tests.mutants.file_mutants import FILE_MUTANTS
+from tests.mutants.slot_mutants import SLOT_MUTANTS
+from tests.mutants.tree_mutants import TREE_MUTANTS
+
+MUTANTS = (*TREE_MUTANTS, *CACHE_MUTANTS, *SLOT_MUTANTS, *FILE_MUTANTS)
+SAMPLE = ("split-loses-lock", "row-not-rewritten", "file-checksum-unchecked")
+"""Tried on every change; the others take minutes."""
