@@ -1,7 +1,8 @@
 """The `kvferry` command.
 
 Exit codes: 0 done (for `serve`: stopped by Ctrl-C or SIGTERM once it served), 1 the cluster or the
-server failed, 2 the command line or the configuration is wrong, 130 interrupted.
+server failed or, for `audit`, some ledger is not known to be right, 2 the command line or the
+configuration is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from cluster import console
 from cluster.client import CallFailed, Client
 from cluster.cluster_state import Phase
 from cluster.interrupts import ignore_signals, interrupt_on_signals
+from kvferry.cache_key import Sharing
 from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL, RouterConfig, load_config, settings
+from kvferry.convert import sharing_to_wire
 from kvferry.errors import ConfigError, InvalidInput, KvferryError
 from kvferry.rpc.v1 import inference_pb2 as inference
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ConfigError, InvalidInput) as error:
         return _fail(str(error), _USAGE_ERROR)
-    except (KvferryError, CallFailed) as error:
+    except (KvferryError, CallFailed, console.AuditFailed) as error:
         return _fail(str(error), 1)
     return 0
 
@@ -74,8 +77,13 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--raw", action="store_true", help="continue the text as it is")
     generate.add_argument("--usage", action="store_true", help="say what it cost, on stderr")
     chat = _add(commands, "chat", _chat, "a conversation, turn by turn")
+    for command in (generate, chat):
+        _add_cache_use(command)
     status = _add(commands, "status", _status, "show the workers and their accounts")
-    for command in (generate, chat, status):
+    status.add_argument("--counters", action="store_true", help="show what each worker counted")
+    audit = _add(commands, "audit", _audit, "check every account of KV on the running workers")
+    audit.add_argument("worker", nargs="?", default="", help="default: all of them")
+    for command in (generate, chat, status, audit):
         _add_address(command)
     for command in (generate, chat):
         _add_sampling(command)
@@ -135,6 +143,24 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
     group.add_argument("--stop", action="append", default=[], help="may be given several times")
 
 
+_SHARING_NAMES = {sharing.value: sharing for sharing in Sharing}
+
+
+def _add_cache_use(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("cache")
+    group.add_argument("--cache-salt", default="", help="share KV only with the same salt")
+    group.add_argument(
+        "--sharing",
+        default=Sharing.SHARED.value,
+        metavar="WAY",
+        help="shared: use cached KV and leave some; recomputed: leave some; private: neither; "
+        "default: %(default)s",
+    )
+    group.add_argument(
+        "--priority", type=int, default=0, help="-100 to 100: how long to keep its KV; default: 0"
+    )
+
+
 def _serve(arguments: argparse.Namespace) -> None:
     # Imported here: Ray takes a second to load, which the client commands need not wait for.
     from cluster.local_cluster import LocalCluster, check_port_free
@@ -191,7 +217,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         console.generate(
             client,
             arguments.prompt,
-            _sampling_of(arguments),
+            _request_of(arguments),
             raw=arguments.raw,
             show_usage=arguments.usage,
         )
@@ -199,12 +225,17 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 def _chat(arguments: argparse.Namespace) -> None:
     with Client(arguments.address) as client:
-        console.chat(client, _sampling_of(arguments), sys.stdin)
+        console.chat(client, _request_of(arguments), sys.stdin)
 
 
 def _status(arguments: argparse.Namespace) -> None:
     with Client(arguments.address) as client:
-        console.status(client)
+        console.status(client, show_counters=arguments.counters)
+
+
+def _audit(arguments: argparse.Namespace) -> None:
+    with Client(arguments.address) as client:
+        console.audit(client, arguments.worker)
 
 
 def _import_model(arguments: argparse.Namespace) -> None:
@@ -230,6 +261,23 @@ def _resolved(config: ClusterConfig) -> ClusterConfig:
     return with_model_directory(config, resolve_model(config.model.path, progress=True))
 
 
+def _request_of(arguments: argparse.Namespace) -> inference.GenerateRequest:
+    """Everything but the prompt."""
+    sharing = _SHARING_NAMES.get(arguments.sharing)
+    if sharing is None:
+        names = ", ".join(_SHARING_NAMES)
+        raise InvalidInput("sharing", f"is {arguments.sharing!r}; must be one of {names}")
+    try:
+        return inference.GenerateRequest(
+            sampling=_sampling_of(arguments),
+            cache_salt=arguments.cache_salt,
+            sharing=sharing_to_wire(sharing),
+            priority=arguments.priority,
+        )
+    except ValueError as error:
+        raise InvalidInput("priority", str(error)) from error
+
+
 def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
     given = {name: getattr(arguments, name) for name, _, _ in _SAMPLING_FLAGS}
     try:
@@ -244,6 +292,7 @@ def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
     names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
+    names += ["--cache-salt", "--sharing", "--priority"]
     if command in ("serve", "demo"):
         names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
+from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, CLIENT_MESSAGE_BYTES_MAX
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
 
@@ -75,6 +75,17 @@ class Client:
         try:
             answer: inference.ClusterStatusResponse = self._admin.ClusterStatus(
                 inference.ClusterStatusRequest(), timeout=_STATUS_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        return answer
+
+    def audit(self, worker_id: str) -> inference.AuditResponse:
+        """Have one worker, or all of them (""), run every ledger check."""
+        try:
+            answer: inference.AuditResponse = self._admin.Audit(
+                inference.AuditRequest(worker_id=worker_id),
+                timeout=AUDIT_TIMEOUT_S + 2 * AUDIT_CALL_GRACE_S,
             )
         except grpc.RpcError as error:
             raise self._failure(error) from error

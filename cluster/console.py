@@ -1,11 +1,19 @@
-"""The commands that talk to a running cluster: generate, chat, status."""
+"""The commands that talk to a running cluster: generate, chat, status, audit."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from cluster.tables import ACCOUNTS_LEGEND, accounts_table, format_bytes, workers_table
+from cluster.tables import (
+    ACCOUNTS_LEGEND,
+    accounts_table,
+    audit_table,
+    counters_table,
+    format_bytes,
+    host_accounts_table,
+    workers_table,
+)
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 if TYPE_CHECKING:
@@ -18,16 +26,19 @@ _ASSISTANT = "assistant"
 _END_OF_CHAT = ("/quit", "/exit")
 
 
+class AuditFailed(Exception):
+    """Some worker's ledger is wrong, or could not be looked at. The message is for the user."""
+
+
 def generate(
     client: Client,
     prompt: str,
-    sampling: inference.SamplingParams,
+    request: inference.GenerateRequest,
     *,
     raw: bool,
     show_usage: bool,
 ) -> None:
-    """Print the answer to one prompt as it comes."""
-    request = inference.GenerateRequest(sampling=sampling)
+    """Print the answer to one prompt as it comes. `request` has everything but the prompt."""
     if raw:
         request.text = prompt
     else:
@@ -37,9 +48,12 @@ def generate(
         print(describe_usage(usage), file=sys.stderr)  # noqa: T201
 
 
-def chat(client: Client, sampling: inference.SamplingParams, source: TextIO) -> None:
-    """Ask for a line, stream the answer, and so on; each turn sends the whole conversation."""
-    history = inference.Chat()
+def chat(client: Client, request: inference.GenerateRequest, source: TextIO) -> None:
+    """Ask for a line, stream the answer, and so on; each turn sends the whole conversation.
+
+    `request` has everything but the conversation.
+    """
+    history = request.chat
     print("Empty line or Ctrl-D ends the chat.", file=sys.stderr)  # noqa: T201
     while True:
         print("> ", end="", flush=True, file=sys.stderr)  # noqa: T201
@@ -47,13 +61,12 @@ def chat(client: Client, sampling: inference.SamplingParams, source: TextIO) -> 
         if not line or line in _END_OF_CHAT:
             return
         history.messages.add(role=_USER, content=line)
-        request = inference.GenerateRequest(chat=history, sampling=sampling)
         answer, _ = stream_answer(client, request, sys.stdout)
         history.messages.add(role=_ASSISTANT, content=answer)
 
 
-def status(client: Client) -> None:
-    """Print who serves and the accounts of each worker."""
+def status(client: Client, *, show_counters: bool) -> None:
+    """Print who serves and the accounts of each worker, and what each counted if asked to."""
     info = client.model_info()
     answer = client.cluster_status()
     print(  # noqa: T201
@@ -63,6 +76,31 @@ def status(client: Client) -> None:
         f"{workers_table(answer)}\n\nKV slots by owner, a slot holds one token\n"
         f"{accounts_table(answer)}\n{ACCOUNTS_LEGEND}"
     )
+    if any(worker.HasField("host_accounts") for worker in answer.workers):
+        print(f"\nSlots of the host tiers by owner\n{host_accounts_table(answer)}")  # noqa: T201
+    if show_counters:
+        print(f"\nCounted since each worker started\n{counters_table(answer)}")  # noqa: T201
+
+
+def audit(client: Client, worker_id: str) -> None:
+    """Print what the ledger checks of one worker, or of all (""), found.
+
+    Raises `AuditFailed` unless every worker asked was checked and none has a violation.
+    """
+    answer = client.audit(worker_id)
+    print(audit_table(answer))  # noqa: T201
+    for entry in answer.audits:
+        for line in (*entry.report.violations, *filter(None, [entry.failure])):
+            print(f"{entry.worker_id}: {line}")  # noqa: T201
+    wrong = [entry.worker_id for entry in answer.audits if entry.report.violations]
+    unseen = [entry.worker_id for entry in answer.audits if not entry.HasField("report")]
+    problems = [
+        f"{what}: {', '.join(names)}"
+        for what, names in (("violations in", wrong), ("could not be checked", unseen))
+        if names
+    ]
+    if problems or not answer.audits:
+        raise AuditFailed("; ".join(problems) or "the cluster has no workers")
 
 
 def stream_answer(
@@ -85,7 +123,8 @@ def describe_usage(usage: inference.Usage) -> str:
     """One line."""
     return (
         f"{usage.prompt_tokens} prompt tokens ({usage.prefill_hit_tokens} hit at prefill, "
-        f"{usage.decode_hit_tokens} at decode), {usage.completion_tokens} generated, "
+        f"{usage.host_hit_tokens} loaded back, {usage.decode_hit_tokens} hit at decode), "
+        f"{usage.completion_tokens} generated, "
         f"{usage.moved_tokens} tokens moved ({format_bytes(usage.moved_bytes)}), "
         f"handoff {usage.handoff_ms:.1f} ms, TTFT {usage.ttft_ms:.0f} ms, "
         f"ITL {usage.itl_ms:.1f} ms"

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 ACCOUNTS_LEGEND = (
     "evictable: cached, free when needed; protected: cached, in use; private: of one request;\n"
-    "inbound: on the way here; pinned: being sent; rows: requests tracked (docs/kv-ownership.md)"
+    "inbound: on the way here from a worker, loading: from a lower tier; pinned: being sent;\n"
+    "rows: requests tracked (docs/kv-ownership.md)"
 )
 
 
@@ -36,7 +37,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _is_number(cell: str) -> bool:
     # Counts with a unit or a bound ("45 KiB", "3/64") read like numbers; addresses do not.
-    return cell[:1].isdigit() and ":" not in cell
+    return not cell or (cell[:1].isdigit() and ":" not in cell)
 
 
 def format_bytes(count: int) -> str:
@@ -69,9 +70,26 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
     )
 
 
+def audit_table(answer: inference.AuditResponse) -> str:
+    """What the ledger checks of each worker found."""
+    header = ("worker", "ledger", "slots", "rows in use", "steps done", "took")
+    return format_table(header, map(_audit_row, answer.audits))
+
+
+def _audit_row(entry: inference.WorkerAudit) -> tuple[str, ...]:
+    if not entry.HasField("report"):
+        return (entry.worker_id, "not checked", *4 * ("",))
+    report = entry.report
+    return (
+        *(entry.worker_id, f"{len(report.violations)} wrong" if report.violations else "right"),
+        *(str(report.accounts.total), str(report.accounts.rows_live)),
+        *(str(report.engine_steps), f"{report.duration_ms:.1f} ms"),
+    )
+
+
 def accounts_table(status: inference.ClusterStatusResponse) -> str:
-    """The KV slots of each worker by owner; the first five add up to the total."""
-    accounts = ("free", "evictable", "protected", "private", "inbound", "total")
+    """The KV slots of each worker by owner; the first six add up to the total."""
+    accounts = ("free", "evictable", "protected", "private", "inbound", "loading", "total")
     header = ("worker", *accounts, "pinned", "rows")
     return format_table(
         header,
@@ -83,5 +101,30 @@ def accounts_table(status: inference.ClusterStatusResponse) -> str:
                 f"{worker.accounts.rows_live}/{worker.accounts.rows_total}",
             )
             for worker in status.workers
+        ),
+    )
+
+
+def host_accounts_table(status: inference.ClusterStatusResponse) -> str:
+    """The slots of each host tier by owner; the first five add up to the total."""
+    accounts = ("free", "evictable", "protected", "writing", "loading", "total")
+    return format_table(
+        ("worker", *accounts),
+        (
+            (worker.worker_id, *(str(getattr(worker.host_accounts, name)) for name in accounts))
+            for worker in status.workers
+            if worker.HasField("host_accounts")
+        ),
+    )
+
+
+def counters_table(status: inference.ClusterStatusResponse) -> str:
+    """What each worker counted since its start, one column per worker."""
+    names = sorted({name for worker in status.workers for name in worker.counters})
+    return format_table(
+        ("counter", *(worker.worker_id for worker in status.workers)),
+        (
+            (name, *(str(worker.counters.get(name, 0)) for worker in status.workers))
+            for name in names
         ),
     )

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 from decode_worker.attempt_stream import AttemptStream
 from decode_worker.intake import CancelAttempt, StartAttempt
+from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
 from kvferry.convert import (
     accounts_to_wire,
     attempt_output_to_wire,
     attempt_request_from_wire,
+    audit_report_to_wire,
     kv_batch_to_wire,
     load_to_wire,
 )
-from kvferry.errors import WorkerUnavailable
-from kvferry.limits import WRITER_CHECK_INTERVAL_S
+from kvferry.errors import DeadlineExceeded, WorkerUnavailable
+from kvferry.limits import AUDIT_TIMEOUT_S, WRITER_CHECK_INTERVAL_S
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.rpc.v1 import worker_pb2_grpc
 from kvferry.rpc_errors import status_of_errors
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import grpc
 
     from engine.step_loop import StepLoop
+    from kvferry.audit_report import AuditReport
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
 
@@ -88,6 +91,42 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             pid=os.getpid(),
             counters=snapshot.counters,
         )
+
+    async def Audit(
+        self, request: worker.WorkerAuditRequest, context: grpc.aio.ServicerContext
+    ) -> worker.WorkerAuditResponse:
+        """Have the engine thread run every ledger check before its next step."""
+        async with status_of_errors(context):
+            report = await self._run_audit()
+        return worker.WorkerAuditResponse(
+            incarnation=self._info.incarnation, report=audit_report_to_wire(report)
+        )
+
+    async def _run_audit(self) -> AuditReport:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AuditReport] = loop.create_future()
+        self._step_loop.post(RunAudit(lambda report: _answer(loop, answer, report)))
+        deadline = loop.time() + AUDIT_TIMEOUT_S
+        while loop.time() < deadline:
+            if not self._step_loop.is_alive():
+                raise WorkerUnavailable("the engine has stopped")
+            done, _ = await asyncio.wait({answer}, timeout=WRITER_CHECK_INTERVAL_S)
+            if done:
+                return answer.result()
+        raise DeadlineExceeded(f"the engine did not come to the audit within {AUDIT_TIMEOUT_S:g} s")
+
+
+def _answer(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[AuditReport], report: AuditReport
+) -> None:
+    """Hand a report from the engine thread to the event loop; a caller that left is no error."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_set_result, answer, report)
+
+
+def _set_result(answer: asyncio.Future[AuditReport], report: AuditReport) -> None:
+    if not answer.done():
+        answer.set_result(report)
 
 
 class _Subscription:

@@ -155,7 +155,7 @@ class HandoffDriver:
     # --- source side ---
 
     def scheduled(self, key: HandoffKey, kv: RequestKV, hit_tokens: int) -> None:
-        """The prompt has a row and slots, `hit_tokens` of it from the cache. Pins `kv`."""
+        """The prompt has a row and slots, `hit_tokens` of it cached in any tier. Pins `kv`."""
         self._source.scheduled(key, kv, hit_tokens)
 
     def computed(self, key: HandoffKey, tokens: int) -> None:

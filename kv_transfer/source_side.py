@@ -86,13 +86,15 @@ class SourceSide:
     # --- the host ---
 
     def scheduled(self, key: HandoffKey, kv: RequestKV, hit_tokens: int) -> None:
-        """The prompt has a row and slots."""
+        """The prompt has a row and slots, `hit_tokens` of it from any tier of the cache."""
         handoff = self._live(key)
         if handoff is None:
             return
         handoff.kv = kv
         self._open_link(handoff.peer)
-        self._perform(handoff, handoff.core.scheduled(hit_tokens, self._now()))
+        host_hits = kv.host_hit_len
+        now = self._now()
+        self._perform(handoff, handoff.core.scheduled(hit_tokens - host_hits, now, host_hits))
 
     def computed(self, key: HandoffKey, tokens: int) -> None:
         """The KV of tokens [0, tokens) is in the pool."""

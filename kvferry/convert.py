@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
 from kvferry.generation import (
@@ -108,6 +109,11 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         if value is not None:
             setattr(message, name, value)
     return message
+
+
+def sharing_to_wire(sharing: Sharing) -> inference.Sharing:
+    """The enum value that clients send."""
+    return _SHARING_TO_WIRE[sharing]
 
 
 def sharing_from_wire(sharing: inference.Sharing) -> Sharing:
@@ -296,3 +302,23 @@ def load_to_wire(load: WorkerLoad) -> inference.WorkerLoad:
 def load_from_wire(message: inference.WorkerLoad) -> WorkerLoad:
     """The inverse of `load_to_wire`."""
     return WorkerLoad(**{name: getattr(message, name) for name in _LOAD})
+
+
+def audit_report_to_wire(report: AuditReport) -> inference.AuditReport:
+    """Field by field."""
+    return inference.AuditReport(
+        violations=report.violations,
+        accounts=accounts_to_wire(report.accounts),
+        duration_ms=report.duration_ms,
+        engine_steps=report.engine_steps,
+    )
+
+
+def audit_report_from_wire(message: inference.AuditReport) -> AuditReport:
+    """The inverse of `audit_report_to_wire`."""
+    return AuditReport(
+        violations=tuple(message.violations),
+        accounts=accounts_from_wire(message.accounts),
+        duration_ms=message.duration_ms,
+        engine_steps=message.engine_steps,
+    )

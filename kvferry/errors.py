@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ErrorKind(Enum):
@@ -77,6 +80,16 @@ class UnknownModel(KvferryError):
 
     def __init__(self, asked: str, served: str) -> None:
         super().__init__(f"model: {asked!r} is not served here; this cluster serves {served!r}")
+
+
+class UnknownWorker(KvferryError):
+    """The request names a worker that is not in the cluster."""
+
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, asked: str, known: Iterable[str]) -> None:
+        names = ", ".join(sorted(known)) or "none"
+        super().__init__(f"worker_id: {asked!r} is not in this cluster; its workers are {names}")
 
 
 class DuplicateRequest(KvferryError):

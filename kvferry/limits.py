@@ -49,12 +49,22 @@ HANDOFF_TOMBSTONES_MAX = 65_536
 """Ended handoffs remembered per worker, to swallow late messages. At 100 handoffs a second
 this is 10 minutes, about twice the longest that a handoff may take."""
 
+AUDIT_VIOLATIONS_MAX = 100
+"""Told of one audit. The first few show what is wrong; the rest mostly follows from them."""
+
 # --- deadlines, in seconds ------------------------------------------------------------------
 
 SESSION_CONNECT_TIMEOUT_S = 5.0
 WORKER_STATUS_TIMEOUT_S = 2.0
 WORKER_START_TIMEOUT_S = 120.0
 """Loading a converted model takes seconds; a first import of torch on a cold disk up to 60."""
+
+AUDIT_TIMEOUT_S = 20.0
+"""How long a worker may take to come to an audit and run it: a step, seconds at most on a busy
+machine, and the checks, which take some 10 ms for 10^5 slots."""
+
+AUDIT_CALL_GRACE_S = 2.0
+"""More than that for each hop to the worker, so that its own answer comes first."""
 
 STOP_TIMEOUT_S = 10.0
 IDLE_AUDIT_INTERVAL_S = 10.0

@@ -11,8 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvferry.errors import WorkerUnavailable
-from kvferry.limits import WORKER_STATUS_TIMEOUT_S
+from kvferry.errors import KvferryError, UnknownWorker, WorkerUnavailable
+from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 from kvferry.membership import Membership, Role
 from router.load import LoadBook
 from router.policy import ClusterView, WorkerView
@@ -21,9 +21,10 @@ from router.worker_client import GrpcWorkerClient
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kvferry.accounts import KvAccounts, WorkerLoad
+    from kvferry.audit_report import AuditReport
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
     from kvferry.kv_events import BlockHash
@@ -45,6 +46,7 @@ class WorkerSummary:
     accounts: KvAccounts | None
     pid: int | None
     """These three are None before its first answer."""
+    counters: Mapping[str, int]
     indexed_blocks: int
 
 
@@ -181,6 +183,17 @@ class Fleet:
         known = [total for total in totals if total]
         return max(known, default=None)
 
+    async def audit(self, worker_id: WorkerId | None) -> dict[WorkerId, AuditReport | KvferryError]:
+        """Have one worker, or all (None), run every ledger check; an error where one could not.
+
+        Takes at most `AUDIT_TIMEOUT_S + AUDIT_CALL_GRACE_S`. Raises `UnknownWorker`.
+        """
+        if worker_id is not None and worker_id not in self._members:
+            raise UnknownWorker(worker_id, self._members)
+        names = sorted(self._members) if worker_id is None else [worker_id]
+        audits = [_audit(self._members[name].client) for name in names]
+        return dict(zip(names, await asyncio.gather(*audits), strict=True))
+
     def summaries(self) -> list[WorkerSummary]:
         """Every worker, reachable or not."""
         return [self._summary_of(member) for member in self._members.values()]
@@ -235,6 +248,7 @@ class Fleet:
             load=None if status is None else status.load,
             accounts=None if status is None else status.accounts,
             pid=None if status is None else status.pid,
+            counters={} if status is None else status.counters,
             indexed_blocks=index.block_count(member.info.worker_id),
         )
 
@@ -244,6 +258,13 @@ def _usable(members: list[_Member]) -> list[_Member]:
     the only worker must not refuse every request meanwhile."""
     reachable = [member for member in members if member.monitor.is_reachable]
     return reachable or [member for member in members if member.monitor.is_late]
+
+
+async def _audit(client: WorkerClient) -> AuditReport | KvferryError:
+    try:
+        return await client.audit(AUDIT_TIMEOUT_S + AUDIT_CALL_GRACE_S)
+    except KvferryError as error:
+        return error
 
 
 def _is_same_process(one: WorkerInfo, other: WorkerInfo) -> bool:

@@ -25,9 +25,10 @@ from kvferry.rpc.v1 import worker_pb2
 from kvferry.rpc_errors import RETRY_PUSHBACK_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from kvferry.accounts import KvAccounts, WorkerLoad
+    from kvferry.audit_report import AuditReport
     from kvferry.generation import AttemptOutput, AttemptRequest
     from kvferry.ids import Incarnation
     from kvferry.kv_events import KvEventBatch
@@ -55,6 +56,8 @@ class WorkerStatus:
     load: WorkerLoad
     accounts: KvAccounts
     pid: int
+    counters: Mapping[str, int]
+    """What happened since the process started."""
 
 
 class AttemptStream(Protocol):
@@ -85,6 +88,10 @@ class WorkerClient(Protocol):
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """Ask for load and accounts."""
+        ...
+
+    async def audit(self, timeout_s: float) -> AuditReport:
+        """Run every ledger check."""
         ...
 
     def abort_streams(self, error: KvferryError) -> None:
@@ -118,6 +125,11 @@ class GrpcWorkerClient:
             request_serializer=worker_pb2.WorkerStatusRequest.SerializeToString,
             response_deserializer=worker_pb2.WorkerStatusResponse.FromString,
         )
+        self._audit = self._channel.unary_unary(
+            f"/{service}/Audit",
+            request_serializer=worker_pb2.WorkerAuditRequest.SerializeToString,
+            response_deserializer=worker_pb2.WorkerAuditResponse.FromString,
+        )
         self._streams: set[_GrpcAttemptStream] = set()
 
     def generate(self, request: AttemptRequest, timeout_s: float) -> AttemptStream:
@@ -145,14 +157,27 @@ class GrpcWorkerClient:
             message = await self._status(worker_pb2.WorkerStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self._info) from error
-        if message.incarnation != self._info.incarnation:
-            raise WorkerUnavailable(f"worker {self._info.worker_id} was started anew")
+        self._check_incarnation(message.incarnation)
         return WorkerStatus(
             incarnation=self._info.incarnation,
             load=convert.load_from_wire(message.load),
             accounts=convert.accounts_from_wire(message.accounts),
             pid=message.pid,
+            counters=dict(message.counters),
         )
+
+    async def audit(self, timeout_s: float) -> AuditReport:
+        """Raises `WorkerUnavailable` when another incarnation answers at this address."""
+        try:
+            message = await self._audit(worker_pb2.WorkerAuditRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error, self._info) from error
+        self._check_incarnation(message.incarnation)
+        return convert.audit_report_from_wire(message.report)
+
+    def _check_incarnation(self, incarnation: int) -> None:
+        if incarnation != self._info.incarnation:
+            raise WorkerUnavailable(f"worker {self._info.worker_id} was started anew")
 
     def abort_streams(self, error: KvferryError) -> None:
         """End every attempt of this client."""

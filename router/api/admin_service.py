@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from kvferry.ids import WorkerId
 from kvferry.rpc.v1 import inference_pb2
 from kvferry.rpc_errors import status_of_errors
 from router.api.message_parsing import parse_message
-from router.api.messages import summary_to_wire
+from router.api.messages import audit_to_wire, summary_to_wire
 
 if TYPE_CHECKING:
     from router.router import Router
@@ -18,7 +19,7 @@ ADMIN_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Admin"].full_nam
 
 
 class AdminService:
-    """Shows what this router knows of the cluster."""
+    """Shows what this router knows of the cluster, and has workers check their ledgers."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -31,7 +32,11 @@ class AdminService:
                 "ClusterStatus": grpc.unary_unary_rpc_method_handler(
                     self.cluster_status,
                     response_serializer=inference_pb2.ClusterStatusResponse.SerializeToString,
-                )
+                ),
+                "Audit": grpc.unary_unary_rpc_method_handler(
+                    self.audit,
+                    response_serializer=inference_pb2.AuditResponse.SerializeToString,
+                ),
             },
         )
 
@@ -47,3 +52,13 @@ class AdminService:
             workers=[summary_to_wire(summary) for summary in summaries],
             requests_in_flight=self._router.requests_in_flight,
         )
+
+    async def audit(self, data: bytes, context: Any) -> inference_pb2.AuditResponse:
+        """The outcome of every ledger check, or why there is none, by worker id."""
+        answer = inference_pb2.AuditResponse()
+        async with status_of_errors(context):
+            message = parse_message(inference_pb2.AuditRequest, data)
+            asked = WorkerId(message.worker_id) if message.worker_id else None
+            outcomes = await self._router.fleet.audit(asked)
+            answer.audits.extend(audit_to_wire(*entry) for entry in outcomes.items())
+        return answer

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvferry import convert
+from kvferry.errors import KvferryError
 from kvferry.rpc.v1 import inference_pb2
 from router.request import ChatInput, ChatMessage, ClientRequest, TextInput, TokenInput
 
 if TYPE_CHECKING:
+    from kvferry.audit_report import AuditReport
+    from kvferry.ids import WorkerId
     from router.fleet import WorkerSummary
     from router.request import Finish, PromptInput, ResponseChunk
 
@@ -59,11 +62,24 @@ def summary_to_wire(summary: WorkerSummary) -> inference_pb2.WorkerSummary:
         reachable=summary.is_reachable,
         pid=summary.pid or 0,
         indexed_blocks=summary.indexed_blocks,
+        counters=summary.counters,
     )
     if summary.load is not None:
         message.load.CopyFrom(convert.load_to_wire(summary.load))
     if summary.accounts is not None:
         message.accounts.CopyFrom(convert.accounts_to_wire(summary.accounts))
+    return message
+
+
+def audit_to_wire(
+    worker_id: WorkerId, outcome: AuditReport | KvferryError
+) -> inference_pb2.WorkerAudit:
+    """The report, or the reason why there is none."""
+    message = inference_pb2.WorkerAudit(worker_id=worker_id)
+    if isinstance(outcome, KvferryError):
+        message.failure = str(outcome)
+    else:
+        message.report.CopyFrom(convert.audit_report_to_wire(outcome))
     return message
 
 

@@ -364,7 +364,7 @@ def test_model_info(directory: Path) -> None:
 
 
 def test_cluster_status(directory: Path) -> None:
-    prefill = FakeWorker("p", Role.PREFILL, load=WorkerLoad(waiting=3))
+    prefill = FakeWorker("p", Role.PREFILL, load=WorkerLoad(waiting=3), counters={"steps": 5})
     decode = FakeWorker("d", Role.DECODE, status_fails=True)
 
     async def test(bench: RouterBench) -> None:
@@ -375,8 +375,37 @@ def test_cluster_status(directory: Path) -> None:
         assert (silent.reachable, silent.HasField("load"), silent.role) == (False, False, "decode")
         assert (known.reachable, known.load.waiting, known.pid) == (True, 3, 4711)
         assert (known.incarnation, known.accounts.total) == (prefill.incarnation, 10_000)
+        assert dict(known.counters) == {"steps": 5}
 
     run(directory, test, prefill, decode)
+
+
+def test_an_audit_asks_every_worker_and_names_those_that_cannot_be_asked(directory: Path) -> None:
+    prefill = FakeWorker("p", Role.PREFILL, violations=("check 8: accounts do not add up",))
+    decode = FakeWorker("d", Role.DECODE)
+    silent = FakeWorker("s", Role.DECODE, audit_fails=True)
+
+    async def test(bench: RouterBench) -> None:
+        answer = await bench.admin.Audit(inference_pb2.AuditRequest())
+        good, bad, lost = answer.audits
+        assert (good.worker_id, list(good.report.violations)) == ("d", [])
+        assert (good.report.accounts.total, good.report.engine_steps) == (10_000, 42)
+        assert (bad.worker_id, list(bad.report.violations)) == ("p", list(prefill.violations))
+        assert (lost.worker_id, lost.HasField("report")) == ("s", False)
+        assert lost.failure == "worker s: scripted"
+
+    run(directory, test, prefill, decode, silent)
+
+
+def test_an_audit_of_one_worker_asks_no_other(directory: Path) -> None:
+    async def test(bench: RouterBench) -> None:
+        answer = await bench.admin.Audit(inference_pb2.AuditRequest(worker_id="d"))
+        assert [each.worker_id for each in answer.audits] == ["d"]
+        code, details = await code_of(bench.admin.Audit(inference_pb2.AuditRequest(worker_id="e")))
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert details == "worker_id: 'e' is not in this cluster; its workers are d, p"
+
+    run(directory, test, FakeWorker("p", Role.PREFILL), FakeWorker("d", Role.DECODE))
 
 
 def test_health_follows_the_workers(directory: Path) -> None:

@@ -11,6 +11,7 @@ import grpc.aio
 
 from kvferry import convert
 from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.audit_report import AuditReport
 from kvferry.generation import (
     AttemptFinish,
     AttemptOutput,
@@ -71,6 +72,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     status_fails: bool = False
     status_hangs: bool = False
     snapshot_events: tuple[KvEvent, ...] = ()
+    violations: tuple[str, ...] = ()
+    """What an audit of it finds."""
+    audit_fails: bool = False
+    counters: dict[str, int] = field(default_factory=dict)
 
     async def start(self) -> WorkerInfo:
         self._held: tuple[int, ...] = ()
@@ -150,6 +155,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             load=convert.load_to_wire(self.load),
             accounts=convert.accounts_to_wire(self.accounts),
             pid=4711,
+            counters=self.counters,
+        )
+
+    async def Audit(self, message: Any, context: Any) -> Any:
+        if self.audit_fails:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
+        report = AuditReport(self.violations, self.accounts, 1.5, 42)
+        return worker_pb2.WorkerAuditResponse(
+            incarnation=self.incarnation, report=convert.audit_report_to_wire(report)
         )
 
 

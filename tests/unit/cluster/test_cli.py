@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from cluster import cli
+from cluster import cli, console
 from kvferry.config import settings
 from kvferry.rpc.v1 import inference_pb2 as inference
 
@@ -48,6 +48,7 @@ def test_a_wrong_command_line_ends_with_2_and_says_why(arguments, expected, caps
         (["serve", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
         (["serve", "--nonsense"], "unknown argument --nonsense"),
         (["generate", "hello", "--max-token", "4"], "did you mean --max-tokens?"),
+        (["generate", "hello", "--cache-sal", "x"], "did you mean --cache-salt?"),
     ],
 )
 def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expected, capsys):
@@ -66,6 +67,8 @@ def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expec
         (["serve", "--config", "/nowhere/kvferry.yaml"], "cannot read"),
         (["generate", "hello", "--seed", "-1"], "sampling"),
         (["generate", ""], "prompt: must not be empty"),
+        (["generate", "hello", "--sharing", "all"], "must be one of shared, recomputed, private"),
+        (["generate", "hello", "--priority", str(2**31)], "priority"),
     ],
 )
 def test_a_wrong_setting_ends_with_2_and_one_line(arguments, expected, capsys):
@@ -86,6 +89,33 @@ def test_only_sampling_that_is_given_is_sent_but_for_a_greedy_default():
     assert given == inference.SamplingParams(temperature=0.0, top_k=5, stop=["a"])
     warm = cli._sampling_of(parse("generate", "hello", "--temperature", "0.5"))
     assert warm == inference.SamplingParams(temperature=0.5)
+
+
+def test_wishes_about_the_cache_are_sent():
+    plain = cli._request_of(parse("generate", "hello"))
+    assert plain == inference.GenerateRequest(sampling={"temperature": 0.0})
+    wishes = ("--cache-salt", "tenant", "--sharing", "private", "--priority", "-7")
+    assert cli._request_of(parse("generate", "hello", *wishes)) == inference.GenerateRequest(
+        sampling={"temperature": 0.0},
+        cache_salt="tenant",
+        sharing=inference.SHARING_PRIVATE,
+        priority=-7,
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(None, 0), (console.AuditFailed("violations in: decode-0"), 1)]
+)
+def test_the_exit_code_of_an_audit_says_what_it_found(failure, code, monkeypatch, capsys):
+    def audit(_client, worker_id):
+        assert worker_id == "decode-0"
+        if failure is not None:
+            raise failure
+
+    monkeypatch.setattr(console, "audit", audit)
+    assert cli.main(["audit", "decode-0"]) == code
+    expected = "" if failure is None else "kvferry: violations in: decode-0\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_port_in_use_is_told_before_anything_is_started(monkeypatch, capsys):

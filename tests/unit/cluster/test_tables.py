@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.tables import accounts_table, format_bytes, format_table, workers_table
+from cluster.tables import (
+    accounts_table,
+    counters_table,
+    format_bytes,
+    format_table,
+    host_accounts_table,
+    workers_table,
+)
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 
@@ -33,5 +40,27 @@ def test_status_tables_name_each_worker_and_its_accounts():
     assert "unreachable" in workers_table(status)
     assert "#00000000000000ff" in workers_table(status)
     assert accounts_table(status).splitlines()[-1].split() == [
-        *("decode-0", "9", "0", "0", "0", "0", "10", "0", "0/0"),
+        *("decode-0", "9", "0", "0", "0", "0", "0", "10", "0", "0/0"),
+    ]
+
+
+def test_only_workers_with_a_host_tier_are_in_its_table():
+    one = inference.WorkerSummary(worker_id="decode-0")
+    two = inference.WorkerSummary(worker_id="prefill-0")
+    two.host_accounts.writing, two.host_accounts.total = 4, 64
+    status = inference.ClusterStatusResponse(workers=[one, two])
+    assert [line.split() for line in host_accounts_table(status).splitlines()[2:]] == [
+        ["prefill-0", "0", "0", "0", "4", "0", "64"]
+    ]
+
+
+def test_counters_stand_beside_one_another():
+    one = inference.WorkerSummary(worker_id="a", counters={"steps": 7})
+    two = inference.WorkerSummary(worker_id="b", counters={"bytes": 1, "steps": 9})
+    table = counters_table(inference.ClusterStatusResponse(workers=[one, two]))
+    assert [line.split() for line in table.splitlines()] == [
+        ["counter", "a", "b"],
+        ["-------", "-", "-"],
+        ["bytes", "0", "1"],
+        ["steps", "7", "9"],
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Thread
 
 import grpc.aio
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 from cluster import worker_service
 from cluster.worker_service import WorkerService
 from decode_worker.intake import CancelAttempt, StartAttempt
+from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe
+from kvferry.accounts import KvAccounts
+from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse
-from kvferry.errors import InternalError, Overloaded, WorkerUnavailable
+from kvferry.errors import DeadlineExceeded, InternalError, Overloaded, WorkerUnavailable
 from kvferry.generation import AttemptRequest
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.membership import Role, WorkerInfo
@@ -37,6 +41,9 @@ class FakeStepLoop:
         self.posted.append(type(event))
         if isinstance(event, StartAttempt) and self.answer is not None:
             event.stream.deliver(self.answer)
+        if isinstance(event, RunAudit) and self.answer is not None:
+            # As in life: from another thread.
+            Thread(target=event.deliver, args=(self.answer,)).start()
 
 
 def serve(step_loop, scenario):
@@ -118,3 +125,44 @@ def test_kv_events_of_a_dead_engine_end():
     step_loop = FakeStepLoop(alive=False)
     serve(step_loop, scenario)
     assert step_loop.posted == [Subscribe, Unsubscribe]
+
+
+REPORT = AuditReport(("check 1: slot 4 is lost",), KvAccounts(4, 0, 0, 0, 0, 8, 0, 0, 2), 0.25, 9)
+
+
+def test_an_audit_is_run_by_the_engine_and_told():
+    async def scenario(client):
+        assert await client.audit(timeout_s=5.0) == REPORT
+
+    step_loop = FakeStepLoop(REPORT)
+    serve(step_loop, scenario)
+    assert step_loop.posted == [RunAudit]
+
+
+def test_an_audit_of_a_dead_engine_ends():
+    async def scenario(client):
+        with pytest.raises(WorkerUnavailable, match="the engine has stopped"):
+            await client.audit(timeout_s=5.0)
+
+    serve(FakeStepLoop(REPORT, alive=False), scenario)
+
+
+def test_an_audit_that_the_engine_does_not_come_to_ends(monkeypatch):
+    monkeypatch.setattr(worker_service, "AUDIT_TIMEOUT_S", 0.05)
+
+    async def scenario(client):
+        with pytest.raises(DeadlineExceeded, match=r"did not come to the audit within 0.05 s"):
+            await client.audit(timeout_s=5.0)
+
+    serve(FakeStepLoop(), scenario)
+
+
+def test_another_incarnation_does_not_answer_for_the_one_asked():
+    async def scenario(client):
+        client._info = WorkerInfo(
+            client._info.worker_id, client._info.role, Incarnation(6), client._info.address
+        )
+        with pytest.raises(WorkerUnavailable, match="decode-0 was started anew"):
+            await client.audit(timeout_s=5.0)
+
+    serve(FakeStepLoop(REPORT), scenario)
