@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from tests.mutants.cache_mutants import CACHE_MUTANTS
 from tests.mutants.file_mutants import FILE_MUTANTS
+from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
+from tests.mutants.window_mutants import WINDOW_MUTANTS
 
-MUTANTS = (*TREE_MUTANTS, *CACHE_MUTANTS, *SLOT_MUTANTS, *FILE_MUTANTS)
+MUTANTS = (
+    *TREE_MUTANTS,
+    *WINDOW_MUTANTS,
+    *CACHE_MUTANTS,
+    *SLOT_MUTANTS,
+    *FILE_MUTANTS,
+    *HANDOFF_MUTANTS,
+)
 SAMPLE = ("split-loses-lock", "row-not-rewritten", "file-checksum-unchecked")
 """Tried on every change; the others take minutes."""

@@ -1,0 +1,62 @@
+"""Bugs of the prefix index with a sliding window."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_TREE = "mem_cache/window_radix_cache.py"
+_TREE_TESTS = ("tests/unit/mem_cache/test_window_radix_cache.py",)
+
+WINDOW_MUTANTS = (
+    Mutant(
+        "tombstone-usable",
+        "A match has slots for every position that is still read.",
+        _TREE,
+        "            elif self.window.needed_from(node.end) >= live_from:\n",
+        "            else:\n",
+        _TREE_TESTS,
+    ),
+    Mutant(
+        "tombstones-pile-up",
+        "A node without slots stays only while paths lead through it.",
+        _TREE,
+        "        self._prune(node)\n        return slots\n",
+        "        return slots\n",
+        _TREE_TESTS,
+    ),
+    Mutant(
+        "filled-tombstone-not-told",
+        "Routers are told of a block that has slots again.",
+        _TREE,
+        "            self._log.stored(node.block_hashes)\n",
+        "",
+        _TREE_TESTS,
+    ),
+    Mutant(
+        "tombstone-advertised",
+        "Routers never count on a tombstone.",
+        _TREE,
+        "block for node in self.nodes() if node.on_device for block in node.block_hashes",
+        "block for node in self.nodes() for block in node.block_hashes",
+        _TREE_TESTS,
+    ),
+    Mutant(
+        "lock-reaches-left-of-the-window",
+        "A lock protects what is in the window, whole edges of it, and nothing else.",
+        _TREE,
+        "        self._cut(node, start)\n"
+        "        while node.parent is not None and node.end > start:\n"
+        "            assert node.on_device",
+        "        while node.parent is not None and node.end > start:\n"
+        "            assert node.on_device",
+        _TREE_TESTS,
+    ),
+    Mutant(
+        "window-one-too-short",
+        "A token reads exactly the last tokens of the window, itself included.",
+        "mem_cache/attention_window.py",
+        "max(0, length - self.tokens + 1)",
+        "max(0, length - self.tokens + 2)",
+        ("tests/unit/mem_cache/test_attention_window.py",),
+    ),
+)
