@@ -31,7 +31,7 @@ from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
 from mem_cache.factory import build_kv_cache
-from mem_cache.layout import KvLayout
+from mem_cache.layout import KvLayout, kv_dtype
 from prefill_worker.prompt_source import PromptSource
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ class WorkerProcess:
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=config.model.dtype,
+            dtype=kv_dtype(config.cache.dtype, config.model.dtype),
             page_size=config.cache.page_size,
+            arrangement=config.cache.arrangement,
         )
         kv_cache = build_kv_cache(layout, config.cache, context_length)
         runner = ModelRunner(

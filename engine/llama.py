@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.model_spec import ModelSpec
     from engine.operators.interface import Operators
     from engine.weights import Weights
-    from mem_cache.kv_pool import MHATokenToKVPool
+    from mem_cache.kv_pool import KvPool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class LlamaDecoder:
         self._rope = rope_table(spec.rope, spec.head_dim, spec.context_length)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv_pool: KvPool) -> torch.Tensor:
         """Write K/V of every token to its slot; logits float32 [R, vocab] at `logits_at`."""
         # Native kernels read the table without looking at its end.
         assert int(batch.positions.max()) < len(self._rope), "a position beyond the model's context"
@@ -61,18 +61,34 @@ class LlamaDecoder:
         residual = self._embedding[batch.token_ids]
         normed = ops.rms_norm(residual, self._layers[0].input_norm, eps)
         for index, layer in enumerate(self._layers):
-            keys, values = kv_pool.layer(index)
             qkv = ops.linear(normed, layer.qkv)
-            queries = ops.rope_and_write(
-                qkv, self._rope, batch.positions, batch.out_slots, keys, values
-            )
-            attended = plan.run(queries, keys, values)
+            queries = self._rope_and_write(qkv, batch, kv_pool, index)
+            attended = plan.run(queries, index)
             projected = ops.linear(attended, layer.output)
             normed = ops.add_rms_norm(residual, projected, layer.post_attention_norm, eps)
             gated = ops.silu_and_mul(ops.linear(normed, layer.gate_up))
             projected = ops.linear(gated, layer.down)
             normed = ops.add_rms_norm(residual, projected, self._norm_after(index), eps)
         return ops.linear(normed[batch.logits_at], self._head).float()
+
+    def _rope_and_write(
+        self, qkv: torch.Tensor, batch: ForwardBatch, kv_pool: KvPool, layer: int
+    ) -> torch.Tensor:
+        """Rotate; K and V go to the pool, by way of its codec where it stores other elements."""
+        rope, positions = self._rope, batch.positions
+        if kv_pool.in_place_dtype == qkv.dtype:
+            keys, values = kv_pool.layer(layer)
+            return self._operators.rope_and_write(
+                qkv, rope, positions, batch.out_slots, keys, values
+            )
+        tokens = len(qkv)
+        shape = (2, tokens, self._spec.num_kv_heads, self._spec.head_dim)
+        keys, values = qkv.new_empty(shape).unbind()
+        queries = self._operators.rope_and_write(
+            qkv, rope, positions, torch.arange(tokens), keys, values
+        )
+        kv_pool.write(layer, batch.out_slots, keys, values)
+        return queries
 
     def _norm_after(self, layer: int) -> torch.Tensor:
         following = layer + 1

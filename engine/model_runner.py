@@ -16,14 +16,15 @@ from engine.llama import LlamaDecoder
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
-from engine.weights import load_weights, torch_dtype
+from engine.weights import load_weights
 from kvferry.config import DType
+from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.operators.interface import Operators
-    from mem_cache.kv_pool import MHATokenToKVPool
+    from mem_cache.kv_pool import KvPool
 
 
 class ModelRunner:
@@ -31,15 +32,14 @@ class ModelRunner:
 
     spec: ModelSpec
 
-    def __init__(
-        self, directory: Path, kv_pool: MHATokenToKVPool, *, threads: int, dtype: DType
-    ) -> None:
+    def __init__(self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType) -> None:
         """`threads` compute threads; the setting is the process's, so one runner per process."""
+        assert isinstance(kv_pool.layout, KvLayout), "the models of this engine have K and V"
         _set_threads(threads)
         self.spec = load_spec(directory)
         self._kv_pool = kv_pool
         weights = load_weights(directory, dtype)
-        attention = CpuAttention(torch_dtype(dtype), threads)
+        attention = CpuAttention(kv_pool, threads)
         operators = _choose_operators(dtype, threads)
         self._decoder = LlamaDecoder(self.spec, weights, operators, attention)
 

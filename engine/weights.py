@@ -17,29 +17,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvferry.config import DType
 from kvferry.errors import ConfigError
+from mem_cache.element_codec import torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from kvferry.config import DType
+
 _TORCH_OF_NAME = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAME_OF_TORCH = {dtype: name for name, dtype in _TORCH_OF_NAME.items()}
-_TORCH_OF_DTYPE = {
-    DType.FLOAT32: torch.float32,
-    DType.FLOAT16: torch.float16,
-    DType.BFLOAT16: torch.bfloat16,
-}
 _ALIGNMENT = 64
 """Bytes; data begins on a cache line."""
 _HEADER_BYTES_MAX = 100 * 2**20
 """As the safetensors library allows."""
-
-
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch element type of a configured one."""
-    return _TORCH_OF_DTYPE[dtype]
 
 
 @dataclass(frozen=True, slots=True)

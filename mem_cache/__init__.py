@@ -3,7 +3,8 @@
 May import: `kvferry`, numpy and torch; the tree and the allocators not even torch. No I/O, no
 threads, no clock: every object here belongs to one thread, the worker's engine thread.
 
-Reading order: `layout`, `req_to_token_pool`, `slot_allocator`, `kv_pool` (rows, slots, bytes);
+Reading order: `layout`, `req_to_token_pool`, `slot_allocator` (rows, slots); `kv_pool`, and the
+bytes behind it: `element_codec`, `paged_pool`, `mha_pool`, `mla_pool`, `pool_choice`;
 `tree_node`, `eviction`, `radix_cache`, `chunk_cache` (the prefix index); `request_kv` and
 `kv_cache`, the only object that others call; `ledger`, the checks that hold it all together;
 `factory`, where the implementations are chosen.

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 from kvferry.kv_events import event_block_tokens
 from mem_cache.chunk_cache import ChunkCache
 from mem_cache.kv_cache import KVCache
-from mem_cache.kv_pool import MHATokenToKVPool, slots_for_budget
+from mem_cache.kv_pool import slots_for_budget
+from mem_cache.pool_choice import build_kv_pool
 from mem_cache.radix_cache import RadixCache
 from mem_cache.req_to_token_pool import ReqToTokenPool
 from mem_cache.slot_allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 if TYPE_CHECKING:
     from kvferry.config import CacheConfig
-    from mem_cache.layout import KvLayout
+    from mem_cache.layout import PagedLayout
     from mem_cache.slot_allocator import SlotAllocator
     from mem_cache.tree_node import PrefixCache
 
 
 def build_kv_cache(
-    layout: KvLayout, config: CacheConfig, context_length: int, device: str = "cpu"
+    layout: PagedLayout, config: CacheConfig, context_length: int, device: str = "cpu"
 ) -> KVCache:
     """A worker's KV, sized by `config.memory_bytes`.
 
@@ -33,14 +34,18 @@ def build_kv_cache(
 
 
 def assemble_kv_cache(
-    layout: KvLayout, config: CacheConfig, num_slots: int, context_length: int, device: str = "cpu"
+    layout: PagedLayout,
+    config: CacheConfig,
+    num_slots: int,
+    context_length: int,
+    device: str = "cpu",
 ) -> KVCache:
     """As `build_kv_cache`, with a given number of usable slots (whole pages)."""
     # Pages are written to the row whole, so a row ends at a page's end.
     width = layout.round_up(context_length)
     return KVCache(
         layout,
-        MHATokenToKVPool(layout, num_slots, device),
+        build_kv_pool(layout, num_slots, device),
         ReqToTokenPool(config.rows, width, device),
         _allocator(num_slots, layout.page_size),
         _tree(config, layout.page_size),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from kvferry.ids import AttemptId, ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
-    from mem_cache.kv_pool import MHATokenToKVPool
-    from mem_cache.layout import KvLayout
+    from mem_cache.kv_pool import KvPool
+    from mem_cache.layout import PagedLayout
     from mem_cache.req_to_token_pool import ReqToTokenPool
     from mem_cache.slot_allocator import SlotAllocator
     from mem_cache.tree_node import PrefixCache
@@ -46,8 +46,8 @@ class KVCache:
 
     def __init__(
         self,
-        layout: KvLayout,
-        pool: MHATokenToKVPool,
+        layout: PagedLayout,
+        pool: KvPool,
         rows: ReqToTokenPool,
         allocator: SlotAllocator,
         tree: PrefixCache,

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 class AttentionPlan(Protocol):
     """The work of one step, the same in every layer."""
 
-    def run(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Causal attention of new tokens over their sequences.
+    def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
+        """Causal attention of new tokens over their sequences in one layer of the pool.
 
-        queries [T, H, D]; keys and values are one layer's pool buffers [N_slot, H_kv, D], in which
-        the step's own tokens are written already. Returns [T, H * D].
+        queries [T, H, D]; the step's own tokens are in the pool already. Returns [T, H * D] in
+        the queries' dtype, whatever the pool's.
         """
         ...
 
 
 class AttentionBackend(Protocol):
-    """An implementation of attention over paged KV."""
+    """An implementation of attention over one KV pool."""
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         """Prepare one step. Called once per step, before the first layer."""

@@ -1,7 +1,8 @@
-"""Attention on a CPU: decoded tokens by native kernels in place, prompt chunks tile by tile.
+"""Attention on a CPU: decoded tokens by native kernels, prompt chunks tile by tile.
 
-Neither copies a context: a decoded token reads its pages where they lie; a chunk gathers one tile
-of keys and values at a time, for all queries of the chunk.
+float32 K/V in the order of the kernels is read where it lies by decoded tokens: no context is
+copied. Of any other pool the contexts of some sequences at a time are copied as float32, then go
+to the same kernel. A chunk copies one tile of keys and values at a time, for all its queries.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.attention.metadata import AttentionMetadata
+    from mem_cache.kv_pool import KvPool
 
 KEY_TILE = 512
 """Keys gathered at once per chunk: what is copied is bounded by this, whatever the context."""
@@ -26,52 +28,118 @@ QUERY_TILE = 256
 DECODE_QUERIES_MAX = 4
 """Sequences with at most this many new tokens go to the native kernel, which takes the queries one
 by one; for longer chunks matrix products are faster than reading in place."""
+COPIED_TOKENS = 4096
+"""Tokens copied at once for decoding where K/V is not float32 in place; a longer context alone."""
 
 
 class CpuAttention:
-    """Implements `AttentionBackend` for any dtype; float32 decodes natively, others by tiles."""
+    """Implements `AttentionBackend` over a pool of K and V of any element type and arrangement."""
 
-    def __init__(self, dtype: torch.dtype, threads: int) -> None:
-        self._native = dtype == torch.float32
+    def __init__(self, kv_pool: KvPool, threads: int) -> None:
+        self._kv_pool = kv_pool
         self._threads = threads
 
     def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
         """See `AttentionBackend.plan`."""
-        decode_max = DECODE_QUERIES_MAX if self._native else 0
-        return CpuAttentionPlan(metadata, decode_max, self._threads)
+        return CpuAttentionPlan(metadata, self._kv_pool, self._threads)
 
 
 class CpuAttentionPlan:
-    """Implements `AttentionPlan`: the rows for the native kernel, and the chunks."""
+    """Implements `AttentionPlan`: groups of short sequences for the native kernel, and chunks."""
 
-    def __init__(self, metadata: AttentionMetadata, decode_max: int, threads: int) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: AttentionMetadata, kv_pool: KvPool, threads: int) -> None:
+        self._kv_pool = kv_pool
         self._threads = threads
-        short = metadata.query_lengths <= decode_max
-        self._rows = _decode_rows(metadata, np.flatnonzero(short))
+        short = metadata.query_lengths <= DECODE_QUERIES_MAX
+        sequences = np.flatnonzero(short)
+        self._groups: list[_PagesInPlace | _CopiedContexts]
+        if kv_pool.in_place_dtype == torch.float32:
+            self._groups = [_PagesInPlace(metadata, sequences)] if len(sequences) else []
+        else:
+            self._groups = _copied_groups(metadata, sequences)
         self._chunks = [_Chunk(metadata, int(index)) for index in np.flatnonzero(~short)]
 
-    def run(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """See `AttentionPlan.run`."""
-        out = torch.empty_like(queries)
-        if len(self._rows):
-            decode_attention(
-                queries.numpy(),
-                keys.numpy(),
-                values.numpy(),
-                out.numpy(),
-                self._rows,
-                self._metadata.kv_indices,
-                self._metadata.page_size,
-                self._threads,
-            )
+        wide = queries.float()
+        out = torch.empty_like(wide)
+        for group in self._groups:
+            group.attend(wide, out, self._kv_pool, layer, self._threads)
         for chunk in self._chunks:
             rows = slice(chunk.first_token, chunk.first_token + chunk.count)
-            out[rows] = chunk.attend(queries[rows], keys, values)
-        return out.view(len(queries), -1)
+            out[rows] = chunk.attend(wide[rows], self._kv_pool, layer)
+        return out.view(len(queries), -1).to(queries.dtype)
 
 
-def _decode_rows(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+class _PagesInPlace:
+    """New tokens whose contexts the kernel reads through the page table."""
+
+    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
+        self._metadata = metadata
+        self._rows = _decode_rows(metadata, sequences, metadata.kv_indptr[sequences])
+
+    def attend(
+        self, queries: torch.Tensor, out: torch.Tensor, kv_pool: KvPool, layer: int, threads: int
+    ) -> None:
+        """queries [T, H, D] -> the rows of these tokens in out [T, H, D]."""
+        keys, values = kv_pool.layer(layer)
+        decode_attention(
+            queries.numpy(),
+            keys.numpy(),
+            values.numpy(),
+            out.numpy(),
+            self._rows,
+            self._metadata.kv_indices,
+            self._metadata.page_size,
+            threads,
+        )
+
+
+class _CopiedContexts:
+    """New tokens whose contexts are copied as float32, one behind the other: pages of one token."""
+
+    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
+        lengths = metadata.kv_lengths[sequences].astype(np.int64)
+        self._rows = _decode_rows(metadata, sequences, np.cumsum(lengths) - lengths)
+        self._pages = np.arange(int(lengths.sum()), dtype=np.int32)
+        self._slots = torch.cat([_slots(metadata, int(index)) for index in sequences])
+
+    def attend(
+        self, queries: torch.Tensor, out: torch.Tensor, kv_pool: KvPool, layer: int, threads: int
+    ) -> None:
+        """queries [T, H, D] -> the rows of these tokens in out [T, H, D]."""
+        keys, values = kv_pool.read(layer, self._slots)
+        decode_attention(
+            queries.numpy(),
+            keys.numpy(),
+            values.numpy(),
+            out.numpy(),
+            self._rows,
+            self._pages,
+            1,
+            threads,
+        )
+
+
+def _copied_groups(
+    metadata: AttentionMetadata, sequences: NDArray[np.int64]
+) -> list[_PagesInPlace | _CopiedContexts]:
+    """Consecutive sequences of together at most `COPIED_TOKENS` tokens, or a longer one alone."""
+    groups: list[list[int]] = []
+    held = COPIED_TOKENS
+    for sequence in sequences.tolist():
+        length = int(metadata.kv_lengths[sequence])
+        if held + length > COPIED_TOKENS:
+            groups.append([])
+            held = 0
+        groups[-1].append(sequence)
+        held += length
+    return [_CopiedContexts(metadata, np.asarray(group, dtype=np.int64)) for group in groups]
+
+
+def _decode_rows(
+    metadata: AttentionMetadata, sequences: NDArray[np.int64], first_pages: NDArray[np.integer]
+) -> NDArray[np.int64]:
     """`rows` of `decode_attention`: one per new token of these sequences."""
     counts = metadata.query_lengths[sequences].astype(np.int64)
     starts = np.cumsum(counts) - counts
@@ -79,9 +147,18 @@ def _decode_rows(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> N
     before = metadata.kv_lengths[sequences].astype(np.int64) - counts
     rows = np.empty((len(within), 3), dtype=np.int64)
     rows[:, 0] = np.repeat(metadata.qo_indptr[sequences], counts) + within
-    rows[:, 1] = np.repeat(metadata.kv_indptr[sequences], counts)
+    rows[:, 1] = np.repeat(first_pages, counts)
     rows[:, 2] = np.repeat(before, counts) + within + 1
     return rows
+
+
+def _slots(metadata: AttentionMetadata, sequence: int) -> torch.Tensor:
+    """int64 [length]: the slots of a sequence in logical order."""
+    length = int(metadata.kv_lengths[sequence])
+    first, last = metadata.kv_indptr[sequence : sequence + 2]
+    pages = metadata.kv_indices[first:last].astype(np.int64)
+    within = np.arange(metadata.page_size, dtype=np.int64)
+    return torch.from_numpy((pages[:, None] * metadata.page_size + within).reshape(-1)[:length])
 
 
 class _Chunk:
@@ -90,30 +167,24 @@ class _Chunk:
     def __init__(self, metadata: AttentionMetadata, sequence: int) -> None:
         self.first_token = int(metadata.qo_indptr[sequence])
         self.count = int(metadata.query_lengths[sequence])
-        length = int(metadata.kv_lengths[sequence])
-        self._prefix_len = length - self.count
-        first, last = metadata.kv_indptr[sequence : sequence + 2]
-        pages = metadata.kv_indices[first:last].astype(np.int64)
-        within = np.arange(metadata.page_size, dtype=np.int64)
-        slots = (pages[:, None] * metadata.page_size + within).reshape(-1)[:length]
-        self._slots = torch.from_numpy(slots)
+        self._prefix_len = int(metadata.kv_lengths[sequence]) - self.count
+        self._slots = _slots(metadata, sequence)
 
-    def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        """queries [n, H, D] of this chunk -> [n, H, D]."""
-        kv_heads = keys.shape[1]
+    def attend(self, queries: torch.Tensor, kv_pool: KvPool, layer: int) -> torch.Tensor:
+        """queries [n, H, D] of this chunk -> [n, H, D], float32."""
+        kv_heads = kv_pool.layout.heads
         tiles = [
             _QueryTile(part, self._prefix_len + start, kv_heads)
             for start, part in _split(queries, QUERY_TILE)
         ]
         for start, slots in _split(self._slots, KEY_TILE):
-            # [H_kv, D, m] and [H_kv, m, D], float32.
-            tile_keys = keys[slots].float().permute(1, 2, 0).contiguous()
-            tile_values = values[slots].float().transpose(0, 1).contiguous()
+            keys, values = kv_pool.read(layer, slots)
+            # [H_kv, D, m] and [H_kv, m, D].
+            tile_keys = keys.permute(1, 2, 0).contiguous()
+            tile_values = values.transpose(0, 1).contiguous()
             for tile in tiles:
                 tile.add(start, tile_keys, tile_values)
-        return torch.cat([tile.result() for tile in tiles]).to(queries.dtype)
+        return torch.cat([tile.result() for tile in tiles])
 
 
 class _QueryTile:
@@ -126,7 +197,7 @@ class _QueryTile:
         self._count, heads, head_dim = queries.shape
         self._first_position = first_position
         self._group = heads // kv_heads
-        grouped = queries.float().view(self._count, kv_heads, self._group, head_dim)
+        grouped = queries.view(self._count, kv_heads, self._group, head_dim)
         rows = grouped.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
         self._queries = rows / math.sqrt(head_dim)
         self._highest = rows.new_full(rows.shape[:2], float(LOWEST))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.forward_batch import ForwardBatch
-    from mem_cache.kv_pool import MHATokenToKVPool
+    from mem_cache.kv_pool import KvPool
 
 VOCAB = 211
 EOS = 7
@@ -61,7 +61,7 @@ class DigestSpec:
 class DigestRunner:
     """Stands in for `ModelRunner`."""
 
-    def __init__(self, pool: MHATokenToKVPool, page_size: int) -> None:
+    def __init__(self, pool: KvPool, page_size: int) -> None:
         self.spec = DigestSpec()
         self.steps: list[list[int]] = []
         self._keys = pool.buffer[0, 0, :, 0, :]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from kvferry.config import DType
-from mem_cache.kv_pool import MHATokenToKVPool
-from mem_cache.layout import KvLayout
+from mem_cache.pool_choice import build_kv_pool
 from mem_cache.req_to_token_pool import ReqToTokenPool
 
+if TYPE_CHECKING:
+    from mem_cache.kv_pool import KvPool
+    from mem_cache.layout import PagedLayout
 
-def make_pool(
-    *,
-    num_layers: int,
-    num_kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    num_slots: int = 1024,
-    dtype: DType = DType.FLOAT32,
-) -> MHATokenToKVPool:
-    """A pool full of NaN: whoever reads a slot that nobody wrote will know."""
-    layout = KvLayout(num_layers, num_kv_heads, head_dim, dtype, page_size)
-    pool = MHATokenToKVPool(layout, num_slots)
-    pool.buffer.fill_(torch.nan)
+
+def poisoned_pool(layout: PagedLayout, num_slots: int = 1024) -> KvPool:
+    """A pool that reads as NaN: whoever reads a slot that nobody wrote will know.
+
+    All bits set are NaN in every floating type, an int8 pool's scales included.
+    """
+    pool = build_kv_pool(layout, num_slots)
+    pool.buffer.view(torch.uint8).fill_(255)
     return pool
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 
-from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
+from engine.attention.cpu import (
+    COPIED_TOKENS,
+    DECODE_QUERIES_MAX,
+    KEY_TILE,
+    QUERY_TILE,
+    CpuAttention,
+)
 from engine.attention.metadata import build_attention_metadata
-from kvferry.config import DType
-from tests.support.paged_kv import make_pool, make_rows
+from kvferry.config import KvDType
+from mem_cache.layout import KvLayout
+from tests.support.kv_pools import layout_name, mha_layouts
+from tests.support.paged_kv import make_rows, poisoned_pool
+
+if TYPE_CHECKING:
+    from mem_cache.kv_pool import KvPool
+    from mem_cache.req_to_token_pool import ReqToTokenPool
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
@@ -39,47 +54,48 @@ def _reference(
     return out
 
 
+def _layout(page_size: int) -> KvLayout:
+    return KvLayout(1, KV_HEADS, HEAD_DIM, KvDType.FLOAT32, page_size)
+
+
+def _random_kv(pool: KvPool, rows: ReqToTokenPool, row: int, length: int) -> None:
+    """Spread enough that the softmax is far from uniform."""
+    shape = (length, pool.layout.heads, HEAD_DIM)
+    slots = torch.from_numpy(rows.read(row, 0, length))
+    pool.write(0, slots, 2 * torch.randn(shape), torch.randn(shape))
+
+
 def _check(
     mix: list[tuple[int, int]],
-    page_size: int,
+    layout: KvLayout,
     *,
-    dtype: DType = DType.FLOAT32,
+    model_dtype: torch.dtype = torch.float32,
     threads: int = 1,
     tolerance: float = 1e-5,
     num_slots: int = 1024,
 ) -> None:
+    """Against float64 over what the pool stores, however coarse: it must be read as it is."""
     torch.manual_seed(1)
-    pool = make_pool(
-        num_layers=1,
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        page_size=page_size,
-        num_slots=num_slots,
-        dtype=dtype,
-    )
+    page_size = layout.page_size
+    pool = poisoned_pool(layout, num_slots)
     rows = make_rows(page_size, len(mix), num_slots=num_slots)
-    keys, values = pool.layer(0)
     indices = list(range(1, len(mix) + 1))
     for row, (_, length) in zip(indices, mix, strict=True):
-        slots = torch.from_numpy(rows.read(row, 0, length))
-        shape = (length, KV_HEADS, HEAD_DIM)
-        # Spread enough that the softmax is far from uniform.
-        pool.write(
-            0, slots, 2 * torch.randn(shape).to(pool.dtype), torch.randn(shape).to(pool.dtype)
-        )
+        _random_kv(pool, rows, row, length)
     counts, lengths = [list(column) for column in zip(*mix, strict=True)]
     metadata = build_attention_metadata(
         rows.req_to_token.numpy(), indices, counts, lengths, page_size
     )
     metadata.check_invariants(num_slots // page_size + 1)
-    queries = (2 * torch.randn(sum(counts), HEADS, HEAD_DIM)).to(pool.dtype)
-    out = CpuAttention(pool.dtype, threads).plan(metadata).run(queries, keys, values)
+    queries = (2 * torch.randn(sum(counts), HEADS, HEAD_DIM)).to(model_dtype)
+    out = CpuAttention(pool, threads).plan(metadata).run(queries, 0)
     assert out.shape == (sum(counts), HEADS * HEAD_DIM)
+    assert out.dtype == model_dtype
     start = 0
     for row, (count, length) in zip(indices, mix, strict=True):
-        slots = torch.from_numpy(rows.read(row, 0, length))
+        keys, values = pool.read(0, torch.from_numpy(rows.read(row, 0, length)))
         part = slice(start, start + count)
-        expected = _reference(queries[part], keys[slots], values[slots], length - count)
+        expected = _reference(queries[part], keys, values, length - count)
         difference = (out[part].view(expected.shape).double() - expected).abs().max()
         assert difference < tolerance, f"sequence {row}"
         start += count
@@ -88,34 +104,82 @@ def _check(
 @PAGE_SIZES
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
 def test_equals_float64(mix: list[tuple[int, int]], page_size: int) -> None:
-    _check(mix, page_size)
+    _check(mix, _layout(page_size))
 
 
-@PAGE_SIZES
-def test_half_precision_goes_by_tiles(page_size: int) -> None:
-    _check(MIXES["mixed"], page_size, dtype=DType.BFLOAT16, tolerance=0.02)
+@pytest.mark.parametrize("layout", [*mha_layouts(1), *mha_layouts(16)], ids=layout_name)
+@pytest.mark.parametrize("mix", ["decodes", "mixed"])
+def test_every_pool_is_read_as_it_is(mix: str, layout: KvLayout) -> None:
+    _check(MIXES[mix], dataclasses.replace(layout, num_layers=1, head_dim=HEAD_DIM))
+
+
+@pytest.mark.parametrize("layout", mha_layouts(4), ids=layout_name)
+def test_model_and_pool_may_differ_in_dtype(layout: KvLayout) -> None:
+    """Only the answer is rounded: outputs are below 4, bfloat16 spaces those by 2^-6."""
+    _check(
+        MIXES["mixed"],
+        dataclasses.replace(layout, num_layers=1, head_dim=HEAD_DIM),
+        model_dtype=torch.bfloat16,
+        tolerance=2**-7 + 1e-5,
+    )
+
+
+@pytest.mark.parametrize("layout", mha_layouts(4), ids=layout_name)
+def test_coarse_kv_changes_attention_by_no_more_than_its_rounding(layout: KvLayout) -> None:
+    """Scores move by at most e, so weights by a factor within e^(+-2e), and values by their own.
+
+    So no output moves by more than max(dV) + (e^(2e) - 1) * max(V), e = max(abs(q * dK)) / sqrt(D).
+    """
+    torch.manual_seed(3)
+    layout = dataclasses.replace(layout, num_layers=1, head_dim=HEAD_DIM)
+    length = 70
+    pool, rows = poisoned_pool(layout), make_rows(4, 1)
+    keys, values = torch.randn(2, length, 2, HEAD_DIM)
+    slots = torch.from_numpy(rows.read(1, 0, length))
+    pool.write(0, slots, keys, values)
+    metadata = build_attention_metadata(rows.req_to_token.numpy(), [1], [1], [length], 4)
+    queries = torch.randn(1, HEADS, HEAD_DIM)
+    out = CpuAttention(pool, 1).plan(metadata).run(queries, 0).view(HEADS, HEAD_DIM)
+    exact = _reference(queries, keys, values, length - 1)[0]
+    read_keys, read_values = pool.read(0, slots)
+    for head in range(HEADS):
+        group = head // (HEADS // 2)
+        moved = (read_keys - keys)[:, group].double() @ queries[0, head].double()
+        e = float(moved.abs().max()) / HEAD_DIM**0.5
+        by_values = float((read_values - values)[:, group].abs().max())
+        bound = by_values + float(values[:, group].abs().max()) * np.expm1(2 * e)
+        assert (out[head].double() - exact[head]).abs().max() <= bound + 1e-5
+
+
+def test_contexts_beyond_what_is_copied_at_once() -> None:
+    """Groups of one, of two, and one context that alone is longer."""
+    layout = dataclasses.replace(_layout(16), dtype=KvDType.BFLOAT16)
+    half = COPIED_TOKENS // 2
+    mix = [(1, half + 1), (1, half), (2, half), (1, COPIED_TOKENS + 9)]
+    _check(mix, layout, num_slots=4 * (COPIED_TOKENS + 64))
 
 
 def test_chunks_longer_than_the_tiles() -> None:
     count, prefix = QUERY_TILE + 5, KEY_TILE - 3
-    _check([(count, count + prefix)], 16)
+    _check([(count, count + prefix)], _layout(16))
+    _check([(count, count + prefix)], dataclasses.replace(_layout(16), dtype=KvDType.INT8))
 
 
 @pytest.mark.slow
 def test_two_threads_equal_float64() -> None:
-    _check(MIXES["mixed"], 16, threads=2)
+    _check(MIXES["mixed"], _layout(16), threads=2)
+    _check(MIXES["mixed"], dataclasses.replace(_layout(16), dtype=KvDType.INT8), threads=2)
 
 
 def test_large_scores_do_not_overflow() -> None:
-    pool = make_pool(num_layers=1, num_kv_heads=1, head_dim=8, page_size=1)
+    pool = poisoned_pool(KvLayout(1, 1, 8, KvDType.FLOAT32, 1))
     rows = make_rows(1, 1)
-    keys, values = pool.layer(0)
     slots = torch.from_numpy(rows.read(1, 0, 3))
     pool.write(0, slots, torch.tensor([-300.0, 300.0, 0.0]).view(3, 1, 1).expand(3, 1, 8),
                torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1).expand(3, 1, 8))  # fmt: skip
     metadata = build_attention_metadata(rows.req_to_token.numpy(), [1], [1], [3], 1)
-    plan = CpuAttention(torch.float32, 1).plan(metadata)
-    out = plan.run(torch.full((1, 1, 8), 300.0), keys, values)
+    plan = CpuAttention(pool, 1).plan(metadata)
+    out = plan.run(torch.full((1, 1, 8), 300.0), 0)
     assert torch.equal(out, torch.full((1, 8), 2.0))
 
 

@@ -11,12 +11,15 @@ import torch
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
-from kvferry.config import DType
-from tests.support.paged_kv import make_pool, make_rows
+from kvferry.config import DType, KvDType
+from mem_cache.layout import KvLayout
+from tests.support.paged_kv import make_rows, poisoned_pool
 from tests.support.tiny_llama import TinyLlama, make_tiny_llama
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mem_cache.kv_pool import KvPool
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 LLAMA3 = {
@@ -41,15 +44,16 @@ VARIANTS: dict[str, tuple[TinyLlama, dict[str, Any] | None]] = {
 }
 
 
-def _runner(directory: Path, page_size: int, dtype: DType = DType.FLOAT32) -> ModelRunner:
+def _pool(directory: Path, page_size: int, dtype: DType = DType.FLOAT32) -> KvPool:
     spec = load_spec(directory)
-    pool = make_pool(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        page_size=page_size,
-        dtype=dtype,
+    kv_dtype = KvDType(dtype.value)
+    return poisoned_pool(
+        KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, kv_dtype, page_size)
     )
+
+
+def _runner(directory: Path, page_size: int, dtype: DType = DType.FLOAT32) -> ModelRunner:
+    pool = _pool(directory, page_size, dtype)
     return ModelRunner(directory, pool, threads=1, dtype=dtype)
 
 
@@ -141,12 +145,6 @@ def test_bfloat16_is_near(tiny: tuple[Path, Any]) -> None:
 
 def test_warm_up_leaves_every_real_slot_alone(tiny: tuple[Path, Any]) -> None:
     directory, _ = tiny
-    spec = load_spec(directory)
-    pool = make_pool(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        page_size=4,
-    )
+    pool = _pool(directory, 4)
     ModelRunner(directory, pool, threads=1, dtype=DType.FLOAT32).warm_up()
     assert pool.buffer[:, :, 1:].isnan().all()

@@ -2,15 +2,23 @@ import dataclasses
 
 import pytest
 
-from kvferry.config import DType
-from mem_cache.layout import KvLayout
+from kvferry.config import DType, KvArrangement, KvDType
+from kvferry.errors import ConfigError
+from mem_cache.layout import KvLayout, kv_dtype
 
-SMOL = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype=DType.FLOAT32, page_size=16)
+SMOL = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype=KvDType.FLOAT32, page_size=16)
 
 
 @pytest.mark.parametrize(
     ("dtype", "expected"),
-    [(DType.FLOAT32, 46_080), (DType.FLOAT16, 23_040), (DType.BFLOAT16, 23_040)],
+    [
+        (KvDType.FLOAT32, 46_080),
+        (KvDType.FLOAT16, 23_040),
+        (KvDType.BFLOAT16, 23_040),
+        (KvDType.FLOAT8_E4M3, 11_520),
+        (KvDType.FLOAT8_E5M2, 11_520),
+        (KvDType.INT8, 12_240),
+    ],
 )
 def test_bytes_per_token_of_smollm2(dtype, expected):
     assert dataclasses.replace(SMOL, dtype=dtype).bytes_per_token == expected
@@ -22,8 +30,11 @@ def test_bytes_per_token_of_smollm2(dtype, expected):
         {"num_layers": 31},
         {"num_kv_heads": 2},
         {"head_dim": 32},
-        {"dtype": DType.FLOAT16},
-        {"dtype": DType.BFLOAT16},
+        {"dtype": KvDType.FLOAT16},
+        {"dtype": KvDType.BFLOAT16},
+        {"dtype": KvDType.INT8},
+        {"dtype": KvDType.FLOAT8_E4M3},
+        {"dtype": KvDType.FLOAT8_E5M2},
         {"page_size": 1},
     ],
 )
@@ -45,3 +56,24 @@ def test_rounding_to_pages():
 def test_sizes_are_positive():
     with pytest.raises(AssertionError, match="positive"):
         dataclasses.replace(SMOL, page_size=0)
+
+
+def test_arrangement_is_not_exchanged():
+    assert dataclasses.replace(SMOL, arrangement=KvArrangement.HND).layout_hash == SMOL.layout_hash
+
+
+@pytest.mark.parametrize("model", list(DType))
+def test_kv_has_the_dtype_of_the_model_unless_configured(model):
+    assert kv_dtype(KvDType.AUTO, model).value == model.value
+    assert kv_dtype(KvDType.INT8, model) is KvDType.INT8
+
+
+def test_a_dtype_is_decided():
+    with pytest.raises(AssertionError, match="other than AUTO"):
+        dataclasses.replace(SMOL, dtype=KvDType.AUTO)
+
+
+def test_int8_needs_whole_words_and_says_which_setting_to_change():
+    with pytest.raises(ConfigError, match=r"cache\.dtype.*int8.*62 elements"):
+        dataclasses.replace(SMOL, dtype=KvDType.INT8, head_dim=62)
+    assert dataclasses.replace(SMOL, head_dim=62).bytes_per_token == 30 * 2 * 3 * 62 * 4

@@ -1,0 +1,170 @@
+"""Every implementation of `KvPool`: what is written is read, and what is moved is moved exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from kvferry.config import KvArrangement
+from mem_cache.pool_choice import build_kv_pool
+from tests.support.kv_pools import (
+    all_layouts,
+    layout_name,
+    mha_layouts,
+    rounding_bound,
+    vectors_of,
+)
+
+NUM_SLOTS = 16
+EVERY_POOL = pytest.mark.parametrize("layout", [*all_layouts(1), *all_layouts(4)], ids=layout_name)
+LAYERS = pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 2), (1, 3), (2, 2)])
+
+
+def _random_pool(layout, seed):
+    """Every byte of it random, the dummy page included."""
+    pool = build_kv_pool(layout, NUM_SLOTS)
+    content = pool.buffer.view(-1).view(torch.uint8)
+    generator = torch.Generator().manual_seed(seed)
+    content.copy_(torch.randint(0, 256, content.shape, generator=generator, dtype=torch.uint8))
+    return pool
+
+
+def _slots(seed, count, layout):
+    first = layout.page_size
+    picked = np.random.default_rng(seed).permutation(NUM_SLOTS)[:count] + first
+    return picked.astype(np.int64)
+
+
+def _payload(pool, slots, start=0, stop=3):
+    out = torch.empty(pool.payload_bytes(len(slots), start, stop), dtype=torch.uint8)
+    assert pool.gather(slots, start, stop, out) == len(out)
+    return out
+
+
+@EVERY_POOL
+def test_memory_is_what_the_budget_counts(layout):
+    pool = build_kv_pool(layout, NUM_SLOTS)
+    assert pool.layout == layout
+    assert pool.num_slots == NUM_SLOTS
+    assert pool.buffer.nbytes == (NUM_SLOTS + layout.page_size) * layout.bytes_per_token
+    assert pool.payload_bytes(1, 0, layout.num_layers) == layout.bytes_per_token
+
+
+@EVERY_POOL
+@pytest.mark.parametrize("model_dtype", [torch.float32, torch.bfloat16])
+def test_read_returns_what_was_written_up_to_rounding(layout, model_dtype):
+    pool = _random_pool(layout, 1)
+    slots = torch.from_numpy(_slots(2, 7, layout))
+    wrote = [part.to(model_dtype) for part in vectors_of(layout, 7, 3)]
+    pool.write(1, slots, *wrote)
+    order = torch.tensor([6, 0, 0, 3])
+    for value, read in zip(wrote, pool.read(1, slots[order]), strict=True):
+        expected = value[order].double()
+        assert read.dtype == torch.float32
+        assert read.shape == expected.shape
+        bound = rounding_bound(layout.dtype, expected)
+        assert ((read.double() - expected).abs() <= bound).all()
+
+
+@EVERY_POOL
+def test_write_touches_its_slots_of_its_layer_alone(layout):
+    pool = _random_pool(layout, 1)
+    slots = _slots(2, 5, layout)
+    every = np.arange(NUM_SLOTS + layout.page_size, dtype=np.int64)
+    others = np.setdiff1d(every, slots)
+    before = [_payload(pool, every, 0, 1), _payload(pool, others, 1, 2), _payload(pool, every, 2)]
+    inside = _payload(pool, slots, 1, 2)
+    pool.write(1, torch.from_numpy(slots), *vectors_of(layout, 5, 3))
+    after = [_payload(pool, every, 0, 1), _payload(pool, others, 1, 2), _payload(pool, every, 2)]
+    assert all(map(torch.equal, before, after))
+    assert not torch.equal(_payload(pool, slots, 1, 2), inside)
+
+
+@EVERY_POOL
+@LAYERS
+def test_a_payload_is_layers_planes_tokens(layout, start, stop):
+    """Token by token whatever the arrangement: cut from payloads of one token of one layer."""
+    pool = _random_pool(layout, 4)
+    slots = _slots(5, 6, layout)
+    out = torch.full((20_000,), 77, dtype=torch.uint8)
+    used = pool.gather(slots, start, stop, out)
+    assert used == (stop - start) * layout.planes * 6 * layout.heads * layout.unit_bytes
+    assert (out[used:] == 77).all()
+    shape = (stop - start, layout.planes, 6, layout.heads, layout.unit_bytes)
+    tokens = out[:used].view(shape)
+    for layer, token in itertools.product(range(start, stop), range(6)):
+        alone = _payload(pool, slots[token : token + 1], layer, layer + 1)
+        assert torch.equal(tokens[layer - start, :, token].flatten(), alone)
+
+
+@EVERY_POOL
+def test_a_payload_holds_what_is_read(layout):
+    """Bytes of a token, decoded by themselves, are the vectors of that token."""
+    pool, other = _random_pool(layout, 4), _random_pool(layout, 5)
+    slots, elsewhere = _slots(6, 4, layout), _slots(7, 4, layout)
+    for layer in range(3):
+        pool.write(layer, torch.from_numpy(slots), *vectors_of(layout, 4, layer))
+    other.scatter(elsewhere, 0, 3, _payload(pool, slots))
+    for layer in range(3):
+        ours = pool.read(layer, torch.from_numpy(slots))
+        theirs = other.read(layer, torch.from_numpy(elsewhere))
+        assert all(map(torch.equal, ours, theirs))
+
+
+@EVERY_POOL
+@LAYERS
+def test_scatter_undoes_gather_byte_for_byte(layout, start, stop):
+    source, sink = _random_pool(layout, 1), _random_pool(layout, 2)
+    here, there = _slots(3, 5, layout), _slots(4, 5, layout)
+    every = np.arange(NUM_SLOTS + layout.page_size, dtype=np.int64)
+    others = np.setdiff1d(every, there)
+    before = _payload(sink, others)
+    outside = [_payload(sink, there, 0, start), _payload(sink, there, stop)]
+    payload = _payload(source, here, start, stop)
+    sink.scatter(there, start, stop, payload)
+    assert torch.equal(_payload(sink, there, start, stop), payload)
+    assert torch.equal(_payload(sink, others), before)
+    after = [_payload(sink, there, 0, start), _payload(sink, there, stop)]
+    assert all(map(torch.equal, outside, after))
+
+
+@EVERY_POOL
+def test_a_payload_must_fit(layout):
+    pool = build_kv_pool(layout, NUM_SLOTS)
+    slots = np.asarray([4, 5], dtype=np.int64)
+    short = torch.empty(2 * layout.bytes_per_token - 1, dtype=torch.uint8)
+    with pytest.raises(AssertionError, match="exceeds"):
+        pool.gather(slots, 0, 3, short)
+    with pytest.raises(AssertionError, match="lacks"):
+        pool.scatter(slots, 0, 3, short)
+    nothing = np.empty(0, dtype=np.int64)
+    assert pool.gather(nothing, 0, 3, short) == 0
+    pool.scatter(nothing, 0, 3, short)
+
+
+@pytest.mark.parametrize("layout", mha_layouts(4), ids=layout_name)
+def test_arrangements_exchange_payloads(layout):
+    (turned,) = (order for order in KvArrangement if order is not layout.arrangement)
+    other = dataclasses.replace(layout, arrangement=turned)
+    assert other.layout_hash == layout.layout_hash
+    source, sink = build_kv_pool(layout, NUM_SLOTS), build_kv_pool(other, NUM_SLOTS)
+    here, there = _slots(1, 6, layout), _slots(2, 6, layout)
+    for layer in range(3):
+        source.write(layer, torch.from_numpy(here), *vectors_of(layout, 6, layer))
+    sink.scatter(there, 0, 3, _payload(source, here))
+    for layer in range(3):
+        ours = source.read(layer, torch.from_numpy(here))
+        theirs = sink.read(layer, torch.from_numpy(there))
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_layouts_of_other_bytes_do_not_exchange():
+    layouts = [*all_layouts(1), *all_layouts(4)]
+    formats = {
+        (type(layout), layout.dtype, layout.page_size): layout.layout_hash for layout in layouts
+    }
+    assert len(set(formats.values())) == len(formats) == 2 * 2 * 6
