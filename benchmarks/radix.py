@@ -1,0 +1,186 @@
+"""What the prefix index costs: on a workload, as it grows, and in memory.
+
+    python -m benchmarks.radix --json --workload FILE             rates, at page size 1, 16, 64
+    python -m benchmarks.radix --json --workload FILE --memory    bytes of index per cached token
+    python -m benchmarks.radix --json --scaling                   costs at 10^3 to 10^6 nodes
+
+FILE is a Python file whose `requests()` yields prompts as lists of token ids. A request is:
+match all but the last token, lock, read the path's slots, insert the whole prompt with fresh
+slots, unlock, evict down to the capacity. The event log is on and is emptied after each request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.radix_growth import growth_rows
+from kvferry.clock import MonotonicClock
+from kvferry.ids import ExtraKey
+from kvferry.kv_events import event_block_tokens
+from mem_cache.radix_cache import RadixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry.ids import TokenIds
+
+CAPACITY_TOKENS = 400_000
+PAGE_SIZES = (1, 16, 64)
+SHARED = ExtraKey("")
+
+
+def main() -> None:
+    """Print the rows that the command line asks for."""
+    arguments = _parse()
+    rows: list[dict[str, Any]] = []
+    if arguments.scaling:
+        rows += growth_rows(arguments.nodes, arguments.rounds)
+    if arguments.workload is not None:
+        prompts = load_prompts(arguments.workload)
+        measure = memory_row if arguments.memory else rate_row
+        for page_size in arguments.page_size:
+            rows.append(measure(prompts, page_size, arguments.rounds))
+    for row in rows:
+        text = json.dumps(row) if arguments.json else "  ".join(f"{k} {v}" for k, v in row.items())
+        print(text, flush=True)  # noqa: T201
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Time spent in the parts of all requests of one run."""
+
+    total: float = 0.0
+    match: float = 0.0
+    insert: float = 0.0
+    evict: float = 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """One run of a workload against an empty index."""
+
+    tree: RadixCache
+    hit_tokens: int = 0
+    next_slot: int = 0
+
+    def request(self, prompt: TokenIds) -> None:
+        """Everything that the index does for one request."""
+        tree = self.tree
+        match = tree.match_prefix(prompt[:-1], SHARED)
+        tree.lock(match.last_device_node)
+        tree.path_device_indices(match.last_device_node)
+        tree.insert(prompt, self._fresh_slots(prompt), SHARED)
+        tree.unlock(match.last_device_node)
+        tree.evict(tree.evictable_size() + tree.protected_size() - CAPACITY_TOKENS)
+        tree.take_events()
+        self.hit_tokens += match.length
+
+    def timed_request(self, prompt: TokenIds, spent: Seconds, clock: MonotonicClock) -> None:
+        """The same, with the clock read around the parts. Slower, hence a run of its own."""
+        tree = self.tree
+        began = clock.now()
+        match = tree.match_prefix(prompt[:-1], SHARED)
+        spent.match += clock.now() - began
+        tree.lock(match.last_device_node)
+        tree.path_device_indices(match.last_device_node)
+        slots = self._fresh_slots(prompt)
+        began = clock.now()
+        tree.insert(prompt, slots, SHARED)
+        spent.insert += clock.now() - began
+        tree.unlock(match.last_device_node)
+        began = clock.now()
+        tree.evict(tree.evictable_size() + tree.protected_size() - CAPACITY_TOKENS)
+        spent.evict += clock.now() - began
+        tree.take_events()
+
+    def _fresh_slots(self, prompt: TokenIds) -> Any:
+        first = self.next_slot
+        self.next_slot += len(prompt)
+        return np.arange(first, self.next_slot)
+
+
+def rate_row(prompts: Sequence[TokenIds], page_size: int, rounds: int) -> dict[str, Any]:
+    """Best of `rounds` runs; the times of parts are means over all requests of their best run."""
+    clock = MonotonicClock()
+    best = Seconds(*(float("inf"),) * 4)
+    hit_tokens = 0
+    for _ in range(rounds):
+        replay = Replay(_new_tree(page_size))
+        began = clock.now()
+        for prompt in prompts:
+            replay.request(prompt)
+        best.total = min(best.total, clock.now() - began)
+        hit_tokens = replay.hit_tokens
+        replay, spent = Replay(_new_tree(page_size)), Seconds()
+        for prompt in prompts:
+            replay.timed_request(prompt, spent, clock)
+        best.match = min(best.match, spent.match)
+        best.insert = min(best.insert, spent.insert)
+        best.evict = min(best.evict, spent.evict)
+    return {
+        "page_size": page_size,
+        "requests_per_s": round(len(prompts) / best.total),
+        "match_us": round(1e6 * best.match / len(prompts), 1),
+        "insert_us": round(1e6 * best.insert / len(prompts), 1),
+        "evict_us": round(1e6 * best.evict / len(prompts), 1),
+        "hit_rate": round(hit_tokens / sum(len(prompt) for prompt in prompts), 4),
+    }
+
+
+def memory_row(prompts: Sequence[TokenIds], page_size: int, _rounds: int) -> dict[str, Any]:
+    """Everything that a filled index keeps allocated, per token that it holds."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    replay = Replay(_new_tree(page_size))
+    for prompt in prompts:
+        replay.request(prompt)
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    tokens = replay.tree.evictable_size()
+    return {
+        "page_size": page_size,
+        "nodes": sum(1 for _ in replay.tree.nodes()),
+        "tokens": tokens,
+        "index_bytes_per_token": round(held / tokens, 2),
+    }
+
+
+def load_prompts(file: Path) -> list[TokenIds]:
+    """The prompts of a workload file, as the arrays in which requests are admitted."""
+    spec = importlib.util.spec_from_file_location("workload", file)
+    assert spec is not None, f"{file} is no Python file"
+    assert spec.loader is not None, f"{file} cannot be loaded"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [np.asarray(prompt, dtype=np.int32) for prompt in module.requests()]
+
+
+def _new_tree(page_size: int) -> RadixCache:
+    return RadixCache(page_size, event_block_tokens(page_size))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--workload", type=Path, help="a Python file with requests()")
+    parser.add_argument("--memory", action="store_true", help="bytes instead of rates")
+    parser.add_argument("--scaling", action="store_true", help="cost as the index grows")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--page-size", type=int, nargs="+", default=list(PAGE_SIZES))
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10**n for n in (3, 4, 5, 6)])
+    parser.add_argument("--rounds", type=int, default=5, help="the best one counts")
+    arguments = parser.parse_args()
+    if arguments.workload is None and not arguments.scaling:
+        parser.error("nothing to do: give --workload FILE, --scaling or both")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()
