@@ -135,15 +135,22 @@ class _Subscription:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._queue: asyncio.Queue[KvEventBatch | None] = asyncio.Queue()
+        # The engine thread writes the first two, the event loop the others.
         self._delivered_blocks = 0
+        self._delivered_batches = 0
         self._taken_blocks = 0
+        self._taken_batches = 0
 
     def deliver(self, batch: KvEventBatch) -> None:
         self._delivered_blocks += blocks_in(batch)
+        self._delivered_batches += 1
         self._post(batch)
 
     def backlog_blocks(self) -> int:
         return self._delivered_blocks - self._taken_blocks
+
+    def is_caught_up(self) -> bool:
+        return self._delivered_batches == self._taken_batches
 
     def end(self) -> None:
         self._post(None)
@@ -164,6 +171,7 @@ class _Subscription:
             if batch is None:
                 return
             self._taken_blocks += blocks_in(batch)
+            self._taken_batches += 1
             yield batch
 
     def _post(self, item: KvEventBatch | None) -> None:

@@ -22,7 +22,11 @@ class KvSubscriber(Protocol):
         ...
 
     def backlog_blocks(self) -> int:
-        """Blocks delivered and not yet taken by the reader."""
+        """Changed blocks delivered and not yet taken by the reader."""
+        ...
+
+    def is_caught_up(self) -> bool:
+        """Whether the reader has taken every batch, snapshots too."""
         ...
 
     def end(self) -> None:
@@ -48,8 +52,9 @@ class KvEventFeed:
     """Publishes the KV events of one worker. A `LoopPart` of the engine thread.
 
     Each subscription has its own sequence numbers from 0. A reader that falls behind by more
-    than `KV_EVENTS_BUFFERED_MAX` blocks misses changes and gets a new snapshot once it has
-    caught up, so memory stays bounded and the reader still converges.
+    than `KV_EVENTS_BUFFERED_MAX` blocks misses changes and gets a new snapshot once it has taken
+    everything else. So at most one snapshot and that many changes wait for a reader, however slow
+    it is, and it still converges. Without subscribers the changes of each turn are dropped.
     """
 
     def __init__(self, kv_cache: KVCache, worker_id: WorkerId, incarnation: Incarnation) -> None:
@@ -89,17 +94,20 @@ class KvEventFeed:
         for subscriber in self._next_sequence:
             subscriber.end()
         self._next_sequence.clear()
+        self._behind.clear()
 
     def _publish_changes(self) -> None:
         events = tuple(self._kv_cache.take_events())
         for subscriber in self._next_sequence:
-            behind = subscriber.backlog_blocks() > KV_EVENTS_BUFFERED_MAX
-            if behind:
+            if subscriber in self._behind:
+                if subscriber.is_caught_up():
+                    self._behind.discard(subscriber)
+                    self._send_snapshot(subscriber)
+            elif not events:
+                continue
+            elif subscriber.backlog_blocks() > KV_EVENTS_BUFFERED_MAX:
                 self._behind.add(subscriber)
-            elif subscriber in self._behind:
-                self._behind.discard(subscriber)
-                self._send_snapshot(subscriber)
-            elif events:
+            else:
                 self._send(subscriber, events, snapshot=False)
 
     def _send_snapshot(self, subscriber: KvSubscriber) -> None:

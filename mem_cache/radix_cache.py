@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.config import EvictionPolicy
-from kvferry.kv_events import chain_hashes, chain_root
+from kvferry.kv_events import AllBlocksCleared, BlocksStored, chain_hashes, chain_root
 from mem_cache.block_log import BlockLog
 from mem_cache.eviction import EvictionOrder
 from mem_cache.tree_node import (
@@ -84,22 +84,22 @@ class RadixCache:
     ) -> TreeNode:
         """The node where the held part of `key` ends, after splitting an edge if need be."""
         self._tick += 1
-        node = self.root
-        offset = 0
-        unit_bytes = self._unit_bytes
+        tick, unit_bytes = self._tick, self._unit_bytes
+        node, offset = self.root, 0
+        child_key: ChildKey = (extra_key, key[:unit_bytes])
         while offset < len(key):
-            unit = key[offset : offset + unit_bytes]
-            child = node.children.get(self._child_key(node, unit, extra_key))
+            child = node.children.get(child_key)
             if child is None:
                 break
             if not key.startswith(child.key, offset):
                 child = self._split(child, self._common_tokens(child.key, key, offset))
-            child.last_access = self._tick
+            child.last_access = tick
             child.hit_count += is_hit
             if priority > child.priority:
                 child.priority = priority
             node = child
             offset += len(child.key)
+            child_key = key[offset : offset + unit_bytes]
         return node
 
     def _common_tokens(self, edge: bytes, key: bytes, offset: int) -> int:
@@ -170,7 +170,7 @@ class RadixCache:
             if node.lock_ref == 0:
                 self._evictable += node.length
                 self._protected -= node.length
-                if not node.children:
+                if self.is_evictable(node):
                     self._order.add(node)
             node = node.parent
 
@@ -306,7 +306,10 @@ class RadixCache:
 
     def take_events(self) -> list[KvEvent]:
         """What changed since the last call, in order."""
-        return self._log.take()
+        events = self._log.take()
+        if events is None:
+            return [AllBlocksCleared(), BlocksStored(self.snapshot_blocks())]
+        return events
 
     def snapshot_blocks(self) -> tuple[BlockHash, ...]:
         """Hashes of all blocks held, parents first."""

@@ -28,6 +28,7 @@ class Reader:
     blocks: set[BlockHash] = field(default_factory=set)
     batches: list[KvEventBatch] = field(default_factory=list)
     backlog: int = 0
+    caught_up: bool = True
     ended: bool = False
 
     def deliver(self, batch: KvEventBatch) -> None:
@@ -45,6 +46,9 @@ class Reader:
 
     def backlog_blocks(self) -> int:
         return self.backlog
+
+    def is_caught_up(self) -> bool:
+        return self.caught_up
 
     def end(self) -> None:
         self.ended = True
@@ -103,11 +107,14 @@ def test_reader_that_falls_behind_converges_by_one_snapshot() -> None:
     feed = _feed(bench)
     reader = Reader()
     feed.handle(Subscribe(reader))
-    reader.backlog = KV_EVENTS_BUFFERED_MAX + 1
+    reader.backlog, reader.caught_up = KV_EVENTS_BUFFERED_MAX + 1, False
     for number in range(5):
         _answer(bench, feed, number)
     assert len(reader.batches) == 1
     reader.backlog = 0
+    feed.flush()
+    assert len(reader.batches) == 1, "a snapshot for a reader that still has batches to read"
+    reader.caught_up = True
     feed.flush()
     assert [batch.snapshot for batch in reader.batches] == [True, True]
     assert reader.batches[-1].sequence == 1

@@ -27,3 +27,21 @@ def test_clearing_swallows_what_was_before_it_only():
     log.cleared()
     log.stored((B,))
     assert log.take() == [AllBlocksCleared(), BlocksStored((B,))]
+
+
+def test_more_than_it_may_hold_is_forgotten_and_said():
+    log = BlockLog(blocks_max=2)
+    log.stored((A, B))
+    log.removed((C,))
+    log.stored((A,))
+    assert log.take() is None
+    log.stored((B, C))
+    assert log.take() == [BlocksStored((B, C))]
+
+
+def test_clearing_makes_up_for_what_was_forgotten():
+    log = BlockLog(blocks_max=2)
+    log.stored((A, B, C))
+    log.cleared()
+    log.stored((B,))
+    assert log.take() == [AllBlocksCleared(), BlocksStored((B,))]
