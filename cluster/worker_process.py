@@ -16,6 +16,7 @@ from cluster.shutdown import run_every_step
 from cluster.worker_service import WorkerService
 from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import Intake
+from engine.auditor import Auditor
 from engine.engine import Engine
 from engine.kv_event_feed import KvEventFeed
 from engine.model_directory import resolve_model
@@ -130,7 +131,8 @@ class WorkerProcess:
         driver.set_hosts(PromptSource(engine, driver), intake)
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
         self._step_loop, self._driver = step_loop, driver
-        return step_loop, driver, [driver, intake, feed]
+        auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
+        return step_loop, driver, [driver, intake, feed, auditor]
 
     def _post(self, event: object) -> None:
         if self._step_loop is None:
