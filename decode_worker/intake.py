@@ -1,4 +1,9 @@
-"""Attempts that routers sent: fetch the prompt's KV or compute it here, then stream tokens."""
+"""Attempts that routers sent: fetch the prompt's KV or compute it here, then stream tokens.
+
+An attempt with a source waits until its KV is expected to fit here; only then is its source asked
+to compute it. A source whose offer is refused for too long (others outran their promises) is let
+go, and the prompt computed here: slower, but the attempt does not fail for lack of room.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.request import Request, Stage
+from kv_transfer.protocol.deadlines import OFFER_WINDOW_S
 from kv_transfer.protocol.key import HandoffKey
 from kvferry.errors import DuplicateRequest, KvferryError, Overloaded, RequestCancelled
 from kvferry.generation import (
@@ -22,6 +28,10 @@ if TYPE_CHECKING:
     from kvferry.generation import AttemptRequest, FinishReason, PrefillSource
     from kvferry.ids import AttemptId, Incarnation
     from mem_cache.request_kv import RequestKV
+
+
+OFFER_PATIENCE_S = 0.5 * OFFER_WINDOW_S
+"""An offer refused for so long is declined, well before its source gives up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +52,17 @@ class CancelAttempt:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """An attempt in flight. `first` is the source's token, kept until the KV is adopted."""
+    """An attempt in flight. `first` is the source's token, kept until the KV is adopted.
+
+    `source` is set until its handoff begins, `key` from then until it ends.
+    """
 
     request: Request
     stream: AttemptStream
+    source: PrefillSource | None
     key: HandoffKey | None = None
+    refused_at: float | None = None
+    """When an offer of its source was first refused."""
     first: OutputToken | None = None
     usage: AttemptUsage = field(default_factory=AttemptUsage)
 
@@ -82,10 +98,19 @@ class Intake:
         return True
 
     def tick(self) -> None:
-        """Deadlines of attempts are the router's; those of handoffs are the driver's."""
+        """Have KV sent that is expected to fit; decline offers that were refused for too long.
+
+        Other deadlines of attempts are the router's; those of handoffs are the driver's.
+        """
+        while (request := self._engine.next_expected()) is not None:
+            self._fetch(self._attempts[request.id])
+        latest = self._engine.clock.now() - OFFER_PATIENCE_S
+        for entry in list(self._by_key.values()):
+            if entry.refused_at is not None and entry.refused_at <= latest:
+                self._compute_here(entry)
 
     def next_deadline(self) -> float | None:
-        """None: see `tick`."""
+        """None: `tick` is called often enough."""
         return None
 
     def flush(self) -> None:
@@ -101,10 +126,14 @@ class Intake:
 
     def reserve(self, key: HandoffKey, prompt_tokens: int) -> RequestKV | None:
         """Row and slots for a prompt that is ready to be sent; None while there is no space."""
-        request = self._by_key[key].request
+        entry = self._by_key[key]
+        request = entry.request
         assert prompt_tokens == request.prompt_len, f"{key}: {prompt_tokens} tokens offered"
         if request.kv is None and not self._engine.reserve_inbound(request):
+            if entry.refused_at is None:
+                entry.refused_at = self._engine.clock.now()
             return None
+        entry.refused_at = None
         return request.kv
 
     def first_token(self, key: HandoffKey, token: OutputToken) -> None:
@@ -136,9 +165,11 @@ class Intake:
 
     def admitted(self, request: Request) -> None:
         """Prefill here begins."""
-        assert request.kv is not None, f"{request.id} was admitted without KV"
-        entry = self._attempts[request.id]
-        self._tell_usage(entry, AttemptUsage(prefill_hit_tokens=request.kv.prefix_len))
+        kv, entry = request.held_kv, self._attempts[request.id]
+        usage = AttemptUsage(
+            prefill_hit_tokens=kv.prefix_len - kv.host_hit_len, host_hit_tokens=kv.host_hit_len
+        )
+        self._tell_usage(entry, usage)
 
     def computed(self, request: Request) -> None:
         """A chunk of a prompt computed here; nobody else waits for it."""
@@ -174,32 +205,40 @@ class Intake:
             eos_token_ids=self._engine.eos_token_ids,
             listener=self,
         )
-        entry = _Attempt(request, stream)
+        entry = _Attempt(request, stream, attempt.source)
         self._attempts[attempt.id] = entry
         try:
             if attempt.source is None:
                 self._engine.submit(request)
             else:
-                self._fetch(entry, attempt, attempt.source)
+                self._engine.submit_inbound(request)
         except KvferryError as error:
             self._close(entry, error)
 
-    def _fetch(self, entry: _Attempt, attempt: AttemptRequest, source: PrefillSource) -> None:
+    def _fetch(self, entry: _Attempt) -> None:
+        """Begin the handoff of an attempt for whose KV room is kept."""
+        request, source = entry.request, entry.source
+        assert source is not None, f"{request.id} has no source to be fetched from"
         key = HandoffKey(
-            request_id=attempt.id.request_id,
-            attempt=attempt.id.attempt,
+            request_id=request.id.request_id,
+            attempt=request.id.attempt,
             source_incarnation=source.incarnation,
             sink_incarnation=self._incarnation,
         )
-        self._engine.check_fits(entry.request)
-        entry.key = key
+        entry.source, entry.key = None, key
         self._by_key[key] = entry
         try:
-            self._driver.fetch(key, source, attempt.prompt, attempt.sampling, attempt.cache_use)
-        except KvferryError:
-            del self._by_key[key]
-            entry.key = None
-            raise
+            self._driver.fetch(key, source, request.prompt, request.sampling, request.cache_use)
+        except KvferryError as error:
+            self.failed(key, error)
+
+    def _compute_here(self, entry: _Attempt) -> None:
+        """Decline the source's offer. It has sent nothing yet: a first token follows a grant."""
+        assert entry.key is not None, f"{entry.request.id} has no handoff"
+        self._driver.abort_fetch(entry.key, "no room for its KV; the prompt is computed here")
+        del self._by_key[entry.key]
+        entry.key = entry.refused_at = None
+        self._engine.compute_here(entry.request)
 
     def _cancel(self, attempt_id: AttemptId, stream: AttemptStream) -> None:
         entry = self._attempts.get(attempt_id)

@@ -36,11 +36,11 @@ class Engine:
     ) -> None:
         self.kv_cache = kv_cache
         self.scheduler = Scheduler(kv_cache, config)
+        self.clock = clock
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
         self._config = config
         self._runner = runner
-        self._clock = clock
 
     @property
     def attempts_max(self) -> int:
@@ -72,12 +72,20 @@ class Engine:
         """Queue a request whose prompt is computed here. Raises `Overloaded`, `InvalidInput`."""
         self.scheduler.enqueue(request)
 
-    def check_fits(self, request: Request) -> None:
-        """Raise `InvalidInput` for a request that this worker could not hold even when empty."""
-        self.scheduler.check_fits(request)
+    def submit_inbound(self, request: Request) -> None:
+        """Queue a request whose KV another worker will send. Raises `InvalidInput`."""
+        self.scheduler.defer(request)
+
+    def next_expected(self) -> Request | None:
+        """The oldest such request if there is, or soon will be, space: have its KV sent now."""
+        return self.scheduler.next_expected()
+
+    def compute_here(self, request: Request) -> None:
+        """The KV of an expected request will not be sent: compute its prompt like any other."""
+        self.scheduler.compute_here(request)
 
     def reserve_inbound(self, request: Request) -> bool:
-        """Row and slots for the prompt of a request whose KV another worker sends.
+        """Row and slots for the prompt of an expected request.
 
         False: no space now; nothing has changed.
         """
@@ -101,30 +109,37 @@ class Engine:
     def end(self, request: Request) -> None:
         """End a request in any stage, on its role's decision. The listener is not told.
 
-        What it computed is published, except while another worker is still sending it.
+        What it computed is published, except while others are still writing to its slots.
         """
-        was_inbound = request.stage is Stage.INBOUND
+        is_written_to = request.stage in (Stage.INBOUND, Stage.LOADING)
         self.scheduler.remove(request)
-        self._release(request, publish=not was_inbound)
+        self._release(request, publish=not is_written_to)
 
     def step(self) -> bool:
         """Compute one batch. False when there was nothing to compute."""
+        loaded = [self.scheduler.loaded(kv) for kv in self.kv_cache.poll()]
         items, admitted = self.scheduler.plan()
-        for request in admitted:
-            request.listener.admitted(request)
+        for request in (*loaded, *admitted):
+            self._announce(request)
         # A listener may have ended a request of the plan.
         items = [item for item in items if item.request.stage is not Stage.ENDED]
         if not items:
             return False
-        started = self._clock.now()
+        started = self.clock.now()
         sampled = self._forward(items)
-        self._measure(items, self._clock.now() - started)
+        self._measure(items, self.clock.now() - started)
         for item in items:
             self._commit(item)
         for request, token in sampled:
             self._take(request, token)
         self.steps += 1
         return True
+
+    def _announce(self, request: Request) -> None:
+        # Not again after a retraction; and a retraction may have come before the announcement.
+        if not request.announced and request.kv is not None:
+            request.announced = True
+            request.listener.admitted(request)
 
     def _forward(self, items: Sequence[StepItem]) -> list[tuple[Request, OutputToken]]:
         sequences: list[SequenceStep] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,11 +22,15 @@ class Stage(Enum):
     """Where a request stands. Each stage but ENDED is in exactly one list of the scheduler."""
 
     WAITING = "waiting"
-    """Accepted; holds no KV."""
+    """Accepted; holds no KV. New, or retracted with what it has generated."""
+    EXPECTED = "expected"
+    """Its KV is being computed elsewhere; holds nothing here, but room is kept for it."""
     INBOUND = "inbound"
     """Holds row and slots that a handoff is filling."""
+    LOADING = "loading"
+    """Holds row and slots that a lower tier of the cache is filling; computes nothing."""
     PREFILLING = "prefilling"
-    """Holds row and slots; part of its prompt is still to be computed."""
+    """Holds row and slots; part of its known tokens is still to be computed."""
     DECODING = "decoding"
     """Computes one token a step."""
     HELD = "held"
@@ -35,28 +40,36 @@ class Stage(Enum):
 
 
 STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
-    Stage.WAITING: frozenset({Stage.PREFILLING, Stage.INBOUND, Stage.ENDED}),
+    Stage.WAITING: frozenset({Stage.EXPECTED, Stage.LOADING, Stage.PREFILLING, Stage.ENDED}),
+    Stage.EXPECTED: frozenset({Stage.INBOUND, Stage.WAITING, Stage.ENDED}),
     Stage.INBOUND: frozenset({Stage.DECODING, Stage.ENDED}),
-    Stage.PREFILLING: frozenset({Stage.DECODING, Stage.HELD, Stage.ENDED}),
-    Stage.DECODING: frozenset({Stage.ENDED}),
+    Stage.LOADING: frozenset({Stage.PREFILLING, Stage.ENDED}),
+    Stage.PREFILLING: frozenset({Stage.DECODING, Stage.HELD, Stage.WAITING, Stage.ENDED}),
+    Stage.DECODING: frozenset({Stage.WAITING, Stage.ENDED}),
     Stage.HELD: frozenset({Stage.ENDED}),
     Stage.ENDED: frozenset(),
 }
+"""Back to WAITING: from EXPECTED when its prompt is computed here after all, from PREFILLING and
+DECODING when it is retracted."""
+
+_arrivals = itertools.count(1)
 
 
 class RequestListener(Protocol):
     """What the engine tells the worker role that submitted a request. On the engine thread.
 
-    For each submitted request: `admitted` once, `computed` once per prompt chunk, `token` once
-    per token, then `finished`, unless the role ends it itself with `Engine.end`.
+    For each submitted request: `admitted` once, `computed` once per computed chunk, `token` once
+    per token, then `finished`, unless the role ends it itself with `Engine.end`. A request that is
+    retracted computes chunks again; nothing else is told twice.
     """
 
     def admitted(self, request: Request) -> None:
-        """The request has its row and its prefix; `request.kv.prefix_len` tokens were cached."""
+        """The request has its row and its prefix; `request.kv.prefix_len` tokens were cached,
+        `request.kv.host_hit_len` of them in a lower tier."""
         ...
 
     def computed(self, request: Request) -> None:
-        """`request.kv.committed_len` tokens of the prompt are in the pool."""
+        """`request.kv.committed_len` tokens are in the pool."""
         ...
 
     def token(self, request: Request, token: OutputToken) -> None:
@@ -76,9 +89,15 @@ class Request:
             of the answer if `prefill_only`.
         kv: row and slots, from admission to the end.
         prefill_only: stop after the first token and hold the KV for a handoff.
+        arrival: number in the order of arrival at this process, from 1. Kept through a retraction.
+        announced: whether the listener was told `admitted`.
+        retractions: how often its KV was taken away; at most once, see `engine.admission`.
+        retracted_len: tokens whose KV it had when that happened.
     """
 
     __slots__ = (
+        "announced",
+        "arrival",
         "cache_use",
         "id",
         "kv",
@@ -86,6 +105,8 @@ class Request:
         "num_tokens",
         "prefill_only",
         "prompt_len",
+        "retracted_len",
+        "retractions",
         "sampling",
         "stage",
         "stop_ids",
@@ -119,6 +140,10 @@ class Request:
             self.stop_ids |= frozenset(eos_token_ids)
         self.kv: RequestKV | None = None
         self.stage = Stage.WAITING
+        self.arrival = next(_arrivals)
+        self.announced = False
+        self.retractions = 0
+        self.retracted_len = 0
 
     @property
     def prompt(self) -> TokenIds:
@@ -129,6 +154,28 @@ class Request:
     def output(self) -> TokenIds:
         """[num_tokens - prompt_len] int32, a view."""
         return self.tokens[self.prompt_len : self.num_tokens]
+
+    @property
+    def known(self) -> TokenIds:
+        """[num_tokens] int32, prompt and answer so far, a view."""
+        return self.tokens[: self.num_tokens]
+
+    @property
+    def held_kv(self) -> RequestKV:
+        """Its KV, which it must hold now."""
+        assert self.kv is not None, f"{self.id} holds no KV"
+        return self.kv
+
+    @property
+    def uncomputed(self) -> int:
+        """Known tokens whose KV is not in the pool: what is to be computed before the next."""
+        return self.num_tokens - (0 if self.kv is None else self.kv.committed_len)
+
+    @property
+    def is_retractable(self) -> bool:
+        """Whether its KV may be taken away: nobody else reads or writes it."""
+        running = self.stage in (Stage.PREFILLING, Stage.DECODING)
+        return running and not self.prefill_only
 
     @property
     def kv_len_max(self) -> int:

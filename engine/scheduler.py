@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from kvferry.errors import Overloaded
 if TYPE_CHECKING:
     from kvferry.config import SchedulerConfig
     from mem_cache.kv_cache import KVCache
+    from mem_cache.request_kv import RequestKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,41 +25,65 @@ class StepItem:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Refusal:
+    """The oldest waiting request did not fit, and when it is worth trying again."""
+
+    request: Request
+    changes: int
+    slack: int
+
+
 class Scheduler:
     """The requests of one engine, by stage, in order of arrival.
 
     A step decodes every decoding request and spends what is left of `chunk_tokens` on prompts,
-    oldest first. The oldest waiting request is never overtaken, so it cannot starve.
+    oldest first. The oldest waiting request is never overtaken, so it cannot starve. When slots
+    run out, running requests are retracted, youngest first (`engine.admission` says why that ends).
     """
 
     def __init__(self, kv_cache: KVCache, config: SchedulerConfig) -> None:
+        self.counters = {
+            "retractions": 0,
+            "retracted_tokens_recomputed": 0,
+            "steps_sat_out": 0,
+            "admissions_tried": 0,
+        }
         self._config = config
-        self._admission = Admission(kv_cache)
-        self._waiting: deque[Request] = deque()
-        # Admitted requests hold KV. Dicts keep the order of admission and remove in O(1).
+        self._kv_cache = kv_cache
+        self._admission = Admission(kv_cache, config.output_reserve)
+        # In order of arrival; the first are tried first.
+        self._waiting: list[Request] = []
+        self._deferred: list[Request] = []
+        # Dicts keep the order of admission and remove in O(1).
+        self._expected: dict[int, Request] = {}
+        self._loading: dict[RequestKV, Request] = {}
         self._prefilling: dict[int, Request] = {}
         self._decoding: dict[int, Request] = {}
         self._parked: dict[int, Request] = {}
+        self._refusal: _Refusal | None = None
+        self._changes = 0
+        """Counts what may have made room: ends, retractions, changes of stage."""
+
+    # --- load -----------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        """Requests that take part in steps."""
-        return len(self._decoding) + len(self._prefilling)
+        """Requests that take part in steps, or will as soon as their cache is loaded."""
+        return len(self._decoding) + len(self._prefilling) + len(self._loading)
 
     @property
     def waiting(self) -> int:
-        """Requests without KV."""
-        return len(self._waiting)
+        """Requests without KV, for which nobody does anything yet."""
+        return len(self._waiting) + len(self._deferred)
 
     @property
     def uncomputed_tokens(self) -> int:
-        """Prompt tokens accepted and not yet computed."""
-        started = sum(
-            request.prompt_len - request.kv.committed_len
-            for request in self._prefilling.values()
-            if request.kv is not None
-        )
-        return started + sum(request.prompt_len for request in self._waiting)
+        """Tokens accepted and not yet computed, here or, if that has not begun, elsewhere."""
+        lists = (self._prefilling.values(), self._loading.values(), self._waiting, self._deferred)
+        return sum(request.uncomputed for requests in lists for request in requests)
+
+    # --- arrivals -------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
         """Accept a request. Raises `Overloaded` when the queue is full, `InvalidInput` when
@@ -66,21 +91,57 @@ class Scheduler:
         self._admission.check_fits_alone(request)
         if len(self._waiting) >= self._config.queue_max:
             raise Overloaded(f"worker queue of {self._config.queue_max} requests is full", 1.0)
-        self._waiting.append(request)
+        self._queue(request)
 
-    def check_fits(self, request: Request) -> None:
-        """Raise `InvalidInput` for a request that an empty worker could not hold."""
+    def defer(self, request: Request) -> None:
+        """Accept a request whose KV is to come from another worker, see `next_expected`.
+
+        Raises `InvalidInput` when it could never run here.
+        """
         self._admission.check_fits_alone(request)
+        self._deferred.append(request)
+
+    def next_expected(self) -> Request | None:
+        """The oldest deferred request, if its KV may be sent for now: it is expected to fit.
+
+        Room is kept for it from now on, but it holds nothing.
+        """
+        if not self._deferred or self._occupied + len(self._expected) >= self._config.running_max:
+            return None
+        request, expected = self._deferred[0], list(self._expected.values())
+        if self._yields(request) or not self._admission.is_expected_to_fit(
+            request, self._admitted(), expected
+        ):
+            return None
+        del self._deferred[0]
+        request.move_to(Stage.EXPECTED)
+        self._expected[id(request)] = request
+        return request
+
+    def compute_here(self, request: Request) -> None:
+        """The KV of an expected request will not come: queue it, in its order of arrival."""
+        del self._expected[id(request)]
+        self._queue(request)
+        self._changes += 1
 
     def admit_inbound(self, request: Request) -> bool:
-        """Reserve KV for a handoff into this worker. False: no space now."""
-        if self.running + self._inbound >= self._config.running_max:
+        """Reserve KV for an expected request. False: no space now."""
+        if self._occupied >= self._config.running_max or self._yields(request):
             return False
-        if not self._admission.try_open(request, self._admitted(), inbound=True):
+        if not self._admission.try_open(request, self._admitted(), self._expected_before(request)):
             return False
+        del self._expected[id(request)]
         request.move_to(Stage.INBOUND)
         self._parked[id(request)] = request
         return True
+
+    # --- progress -------------------------------------------------------------------------------
+
+    def loaded(self, kv: RequestKV) -> Request:
+        """What lower tiers held of this request's prefix is there, or will not come."""
+        request = self._loading.pop(kv)
+        self._start_prefilling(request)
+        return request
 
     def start_decoding(self, request: Request) -> None:
         """The prompt's KV is complete: decode from the next step on."""
@@ -88,20 +149,24 @@ class Scheduler:
         self._parked.pop(id(request), None)
         request.move_to(Stage.DECODING)
         self._decoding[id(request)] = request
+        self._changes += 1
 
     def hold(self, request: Request) -> None:
         """The prompt's KV is complete and stays for a handoff to read."""
         del self._prefilling[id(request)]
         request.move_to(Stage.HELD)
         self._parked[id(request)] = request
+        self._changes += 1
 
     def remove(self, request: Request) -> None:
         """Forget a request in any stage. Its KV is the caller's to release."""
         match request.stage:
             case Stage.WAITING:
-                # A handoff's sink is WAITING without being queued until it is admitted.
-                if request in self._waiting:
-                    self._waiting.remove(request)
+                (self._waiting if request in self._waiting else self._deferred).remove(request)
+            case Stage.EXPECTED:
+                del self._expected[id(request)]
+            case Stage.LOADING:
+                del self._loading[request.held_kv]
             case Stage.PREFILLING:
                 del self._prefilling[id(request)]
             case Stage.DECODING:
@@ -111,49 +176,174 @@ class Scheduler:
             case Stage.ENDED:
                 raise AssertionError(f"{request.id} has ended already")
         request.move_to(Stage.ENDED)
+        self._changes += 1
+
+    # --- the step -------------------------------------------------------------------------------
 
     def plan(self) -> tuple[list[StepItem], list[Request]]:
-        """The next step, and the requests admitted for it."""
+        """The next step, for which there are slots, and the requests admitted for it."""
+        admitted = self._admit()
+        items = self._wanted()
+        while self._lacking(items) > 0:
+            victim = self._victim()
+            if victim is None:
+                return self._cut_to_fit(items), admitted
+            self._retract(victim)
+            items = [item for item in items if item.request is not victim]
+        return items, admitted
+
+    def _admit(self) -> list[Request]:
+        """Admit waiting requests while the step has tokens left for them."""
+        budget = self._prefill_budget - sum(r.uncomputed for r in self._prefilling.values())
+        admitted: list[Request] = []
+        while budget > 0 and (request := self._admit_oldest()) is not None:
+            if request.stage is Stage.PREFILLING:
+                budget -= request.uncomputed
+                admitted.append(request)
+        return admitted
+
+    def _wanted(self) -> list[StepItem]:
+        """The step as it is if there are slots."""
         items = [
             StepItem(request, request.num_tokens - 1, request.num_tokens)
             for request in self._decoding.values()
         ]
-        budget = max(self._config.chunk_tokens - len(items), 1)
-        for request in self._prefilling.values():
+        budget = self._prefill_budget
+        for request in sorted(self._prefilling.values(), key=_arrival):
             if budget == 0:
                 break
-            item = _next_chunk(request, budget)
-            budget -= item.stop - item.start
-            items.append(item)
-        admitted: list[Request] = []
-        while budget > 0 and self._admit_oldest():
-            request = next(reversed(self._prefilling.values()))
-            admitted.append(request)
-            item = _next_chunk(request, budget)
-            budget -= item.stop - item.start
-            items.append(item)
-        return items, admitted
+            tokens = min(budget, request.uncomputed)
+            start = request.held_kv.committed_len
+            items.append(StepItem(request, start, start + tokens))
+            budget -= tokens
+        return items
+
+    def _lacking(self, items: list[StepItem]) -> int:
+        """Slots that the step needs beyond those it may take."""
+        others = fixed = 0
+        for item in items:
+            needed = self._admission.slots_needed(item.request, item.stop)
+            fixed += needed if item.request.prefill_only else 0
+            others += 0 if item.request.prefill_only else needed
+        if others + fixed == 0:
+            return 0
+        # What prompts for other workers take in this step is part of what is reserved for them.
+        return others + self._admission.reserved(self._admitted()) - self._admission.available
+
+    def _victim(self) -> Request | None:
+        """The youngest request that may lose its KV. Never the oldest, nor an assured one."""
+        running = [*self._decoding.values(), *self._prefilling.values()]
+        ages = sorted((r for r in running if r.is_retractable), key=_arrival)
+        if len(ages) < 2 or ages[-1].arrival <= self._admission.horizon:
+            return None
+        return ages[-1]
+
+    def _retract(self, request: Request) -> None:
+        self._admission.retract(request)
+        running = self._decoding if request.stage is Stage.DECODING else self._prefilling
+        del running[id(request)]
+        self._queue(request)
+        self.counters["retractions"] += 1
+        self._changes += 1
+
+    def _cut_to_fit(self, items: list[StepItem]) -> list[StepItem]:
+        """The part of a step that there are slots for; older requests come first.
+
+        Only requests whose KV cannot be taken are in the way: handoffs and copies, all of which
+        end by a deadline. Prompts computed for others have their slots reserved.
+        """
+        free = self._admission.available
+        left = max(0, free - self._admission.reserved(self._admitted()))
+        kept: list[StepItem] = []
+        for item in sorted(items, key=lambda item: item.request.arrival):
+            request = item.request
+            room = free if request.prefill_only else min(left, free)
+            stop = min(item.stop, request.held_kv.allocated_len + room)
+            if stop <= item.start:
+                self.counters["steps_sat_out"] += 1
+                continue
+            taken = self._admission.slots_needed(request, stop)
+            free -= taken
+            left -= 0 if request.prefill_only else taken
+            kept.append(StepItem(request, item.start, stop))
+        others = self._parked or self._loading or self._kv_cache.copies_in_flight
+        assert kept or others, (
+            f"nobody fits and nobody is in the way\n{self._kv_cache.oom_report()}"
+        )
+        return kept
+
+    # --- inside ---------------------------------------------------------------------------------
 
     @property
-    def _inbound(self) -> int:
-        return sum(request.stage is Stage.INBOUND for request in self._parked.values())
+    def _prefill_budget(self) -> int:
+        """Prompt tokens that a step may compute."""
+        return max(self._config.chunk_tokens - len(self._decoding), 1)
+
+    @property
+    def _occupied(self) -> int:
+        """Requests that decode, or will without asking again."""
+        inbound = sum(request.stage is Stage.INBOUND for request in self._parked.values())
+        return self.running + inbound
 
     def _admitted(self) -> list[Request]:
-        return [*self._parked.values(), *self._decoding.values(), *self._prefilling.values()]
+        """Every request that holds KV."""
+        lists = (self._parked, self._loading, self._decoding, self._prefilling)
+        return [request for requests in lists for request in requests.values()]
 
-    def _admit_oldest(self) -> bool:
-        if not self._waiting or self.running + self._inbound >= self._config.running_max:
+    def _expected_before(self, request: Request) -> list[Request]:
+        return [other for other in self._expected.values() if other.arrival < request.arrival]
+
+    def _queue(self, request: Request) -> None:
+        if request.stage is not Stage.WAITING:
+            request.move_to(Stage.WAITING)
+        bisect.insort(self._waiting, request, key=_arrival)
+
+    def _yields(self, inbound: Request) -> bool:
+        """Whether somebody who waits for room goes before a request of another worker's KV."""
+        oldest = self._waiting[0] if self._waiting else None
+        refusal = self._refusal
+        if refusal is not None and refusal.request is oldest:
+            return refusal.request.arrival < inbound.arrival or self._has_retracted()
+        return self._has_retracted()
+
+    def _has_retracted(self) -> bool:
+        return any(request.retractions for request in self._waiting)
+
+    def _admit_oldest(self) -> Request | None:
+        if not self._waiting or self._occupied >= self._config.running_max:
+            return None
+        request, admitted = self._waiting[0], self._admitted()
+        if self._is_still_refused(request, admitted):
+            return None
+        self.counters["admissions_tried"] += 1
+        expected = self._expected_before(request)
+        if not self._admission.try_open(request, admitted, expected):
+            slack = self._admission.slack(admitted)
+            self._refusal = _Refusal(request, self._changes, slack)
+            return None
+        self._refusal = None
+        del self._waiting[0]
+        if self._admission.load_back(request):
+            request.move_to(Stage.LOADING)
+            self._loading[request.held_kv] = request
+        else:
+            self._start_prefilling(request)
+        return request
+
+    def _is_still_refused(self, request: Request, admitted: list[Request]) -> bool:
+        """Whether trying again is idle: opening a request matches, locks and may split edges."""
+        refusal = self._refusal
+        if refusal is None or refusal.request is not request or refusal.changes != self._changes:
             return False
-        request = self._waiting[0]
-        if not self._admission.try_open(request, self._admitted(), inbound=False):
-            return False
-        self._waiting.popleft()
+        return self._admission.slack(admitted) <= refusal.slack
+
+    def _start_prefilling(self, request: Request) -> None:
         request.move_to(Stage.PREFILLING)
         self._prefilling[id(request)] = request
-        return True
+        again = max(0, request.retracted_len - request.held_kv.prefix_len)
+        self.counters["retracted_tokens_recomputed"] += again
+        self._changes += 1
 
 
-def _next_chunk(request: Request, budget: int) -> StepItem:
-    assert request.kv is not None, f"{request.id} is prefilling without KV"
-    start = request.kv.committed_len
-    return StepItem(request, start, min(start + budget, request.prompt_len))
+def _arrival(request: Request) -> int:
+    return request.arrival

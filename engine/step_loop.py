@@ -99,6 +99,8 @@ class StepLoop:
         self._audited_at = clock.now()
         self._audited_steps = 0
         self._last_turn_s = clock.now()
+        # A copy between tiers that is done is finished by the step's poll.
+        engine.kv_cache.on_copy_done = lambda: self.post(None)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.snapshot = self._take_snapshot()
 
@@ -209,5 +211,9 @@ class StepLoop:
                 link_bytes_per_s=self._handoffs.link_bytes_per_s,
             ),
             accounts=self._engine.kv_cache.accounts(),
-            counters={**self._handoffs.counters, "engine_steps": self._engine.steps},
+            counters={
+                **self._handoffs.counters,
+                **scheduler.counters,
+                "engine_steps": self._engine.steps,
+            },
         )

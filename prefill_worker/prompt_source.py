@@ -58,13 +58,12 @@ class PromptSource:
 
     def admitted(self, request: Request) -> None:
         """The prompt has row and prefix: offer it to the sink while it is computed."""
-        assert request.kv is not None, f"{request.id} was admitted without KV"
-        self._driver.scheduled(self._keys[request], request.kv, request.kv.prefix_len)
+        kv = request.held_kv
+        self._driver.scheduled(self._keys[request], kv, kv.prefix_len)
 
     def computed(self, request: Request) -> None:
         """A chunk of the prompt may leave."""
-        assert request.kv is not None, f"{request.id} computed without KV"
-        self._driver.computed(self._keys[request], request.kv.committed_len)
+        self._driver.computed(self._keys[request], request.held_kv.committed_len)
 
     def token(self, request: Request, token: OutputToken) -> None:
         """The whole prompt is computed and the first token of the answer chosen."""

@@ -31,6 +31,7 @@ class Recorder:
     ends: dict[str, FinishReason] = field(default_factory=dict)
 
     def admitted(self, request: Request) -> None:
+        assert request.id.request_id not in self.hits, "admitted twice"
         self.hits[request.id.request_id] = request.kv.prefix_len
 
     def computed(self, request: Request) -> None:
@@ -86,6 +87,14 @@ class EngineBench:
     def submit(self, name: str, prompt: list[int], **options: object) -> Request:
         request = self.request(name, prompt, **options)
         self.engine.submit(request)
+        return request
+
+    def reserve(self, name: str, prompt: list[int], **options: object) -> Request:
+        """A request with row and slots for KV that another worker sends."""
+        request = self.request(name, prompt, **options)
+        self.engine.submit_inbound(request)
+        assert self.engine.next_expected() is request
+        assert self.engine.reserve_inbound(request)
         return request
 
     def run(self, steps_max: int = 500) -> None:

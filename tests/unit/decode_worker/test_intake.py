@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decode_worker.attempt_stream import AttemptStream, Outbox
-from decode_worker.intake import CancelAttempt, Intake, StartAttempt
+from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, Intake, StartAttempt
 from kv_transfer.protocol.key import HandoffKey
 from kvferry.cache_key import CacheUse
 from kvferry.errors import (
@@ -38,6 +38,9 @@ from tests.support.engine_bench import EngineBench
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engine.request import Request
+
+SALT = ExtraKey("")
 SOURCE = PrefillSource(WorkerId("prefill-0"), "127.0.0.1:1", Incarnation(11))
 PROMPT = [20, 21, 22, 23, 24, 25]
 KEY = HandoffKey(
@@ -85,6 +88,7 @@ class Bench:
         )
         stream = AttemptStream()
         assert self.intake.handle(StartAttempt(attempt, stream))
+        self.intake.tick()
         return stream
 
     def cancel(self, stream: AttemptStream) -> None:
@@ -241,8 +245,77 @@ def test_first_token_that_the_model_does_not_have_is_refused(bench: Bench, token
     bench.engine_bench.assert_idle()
 
 
-def test_fetched_attempts_count_against_the_queue(bench: Bench) -> None:
+def test_attempts_with_a_source_count_against_the_queue(bench: Bench) -> None:
     limit = bench.engine_bench.engine.attempts_max
     streams = [bench.start(source=SOURCE, name=f"r{number}") for number in range(limit + 1)]
     assert isinstance(bench.read(streams[-1])[1], Overloaded)
-    assert len(bench.driver.fetched) == limit
+    # Only as many handoffs begin as there are rows; the others wait and hold nothing.
+    assert len(bench.driver.fetched) == 8
+    assert bench.engine_bench.engine.scheduler.waiting == limit - 8
+    assert bench.engine_bench.engine.scheduler.uncomputed_tokens == (limit - 8) * len(PROMPT)
+    bench.engine_bench.assert_idle()
+
+
+def _full(bench: Bench) -> Request:
+    """Fill the KV with a prompt that stays until it is ended."""
+    held = bench.engine_bench.submit("held", list(range(10, 210)), prefill_only=True)
+    bench.engine_bench.run()
+    return held
+
+
+def test_attempt_waits_without_a_handoff_until_its_kv_fits(bench: Bench) -> None:
+    held = _full(bench)
+    streams = [
+        bench.start(source=SOURCE, name=name, prompt=[20] * 60, max_tokens=30) for name in "rs"
+    ]
+    assert bench.driver.fetched == []
+    bench.engine_bench.engine.end(held)
+    bench.intake.tick()
+    assert [key.request_id for key in bench.driver.fetched] == ["r", "s"]
+    for stream in streams:
+        bench.intake.handle(CancelAttempt(AttemptId(RequestId("r"), Attempt(1)), stream))
+    assert bench.driver.aborted == [KEY]
+
+
+def test_cancel_while_waiting_for_room(bench: Bench) -> None:
+    held = _full(bench)
+    stream = bench.start(source=SOURCE, prompt=[20] * 60)
+    bench.cancel(stream)
+    assert isinstance(bench.read(stream)[1], RequestCancelled)
+    bench.engine_bench.engine.end(held)
+    bench.intake.tick()
+    assert bench.driver.fetched == bench.driver.aborted == []
+    bench.engine_bench.assert_idle()
+
+
+def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(bench: Bench) -> None:
+    stream = bench.start(source=SOURCE)
+    # Somebody else took the room meanwhile.
+    held = bench.engine_bench.request("held", list(range(10, 210)), prefill_only=True)
+    rows = [bench.engine_bench.kv_cache.open(f"row {n}", held.prompt, SALT) for n in range(8)]
+    assert bench.intake.reserve(KEY, len(PROMPT)) is None
+    clock = bench.engine_bench.engine.clock
+    clock.advance(OFFER_PATIENCE_S - 1)
+    bench.intake.tick()
+    assert bench.driver.aborted == []
+    clock.advance(1)
+    bench.intake.tick()
+    assert bench.driver.aborted == [KEY]
+    for kv in rows:
+        bench.engine_bench.kv_cache.release(kv, None)
+    bench.engine_bench.run()
+    ids, end = bench.read(stream)
+    assert ids == answer(PROMPT, 4)
+    assert end.finish.reason is FinishReason.LENGTH
+    bench.engine_bench.assert_idle()
+
+
+def test_fetch_that_is_refused_ends_the_attempt(bench: Bench) -> None:
+    def refuse(key: HandoffKey, *rest: object) -> None:
+        raise DuplicateRequest(str(key))
+
+    bench.driver.fetch = refuse
+    stream = bench.start(source=SOURCE)
+    assert isinstance(bench.read(stream)[1], DuplicateRequest)
+    bench.intake.tick()
+    bench.engine_bench.assert_idle()

@@ -173,8 +173,7 @@ def test_adopted_kv_is_decoded_like_our_own(page_size: int) -> None:
     prompt = _prompt(9, 37)
     held = source.submit("r", prompt, prefill_only=True)
     source.run()
-    request = sink.request("r", prompt)
-    assert sink.engine.reserve_inbound(request)
+    request = sink.reserve("r", prompt)
     assert sink.kv_cache.accounts().inbound > 0
     here = sink.kv_cache.slots(request.kv, 0, len(prompt))
     there = source.kv_cache.slots(held.kv, 0, len(prompt))
@@ -190,8 +189,7 @@ def test_adopted_kv_is_decoded_like_our_own(page_size: int) -> None:
 
 def test_inbound_kv_is_not_published_when_it_is_given_up() -> None:
     bench = EngineBench()
-    request = bench.request("r", _prompt(1, 20))
-    assert bench.engine.reserve_inbound(request)
+    request = bench.reserve("r", _prompt(1, 20))
     bench.engine.end(request)
     bench.assert_idle()
     assert bench.kv_cache.accounts().evictable == 0
@@ -199,8 +197,7 @@ def test_inbound_kv_is_not_published_when_it_is_given_up() -> None:
 
 def test_adopted_answer_of_one_token_ends_at_once() -> None:
     bench = EngineBench()
-    request = bench.request("r", _prompt(1, 20), max_tokens=1)
-    assert bench.engine.reserve_inbound(request)
+    request = bench.reserve("r", _prompt(1, 20), max_tokens=1)
     bench.kv_cache.commit(request.kv, 20)
     bench.kv_cache.adopt(request.kv)
     bench.engine.adopt(request, OutputToken(11))
@@ -215,8 +212,7 @@ def test_sink_may_hit_the_whole_prompt(page_size: int) -> None:
     prompt = _prompt(3, 64)
     bench.submit("first", prompt)
     bench.run()
-    again = bench.request("again", prompt)
-    assert bench.engine.reserve_inbound(again)
+    again = bench.reserve("again", prompt)
     assert again.kv.committed_len == 64
     bench.kv_cache.adopt(again.kv)
     bench.engine.adopt(again, OutputToken(answer(prompt, 1)[0]))
