@@ -227,17 +227,33 @@ def load_config(
 ) -> ClusterConfig:
     """Compose the configuration of a process and validate it.
 
-    `overrides` maps dotted names to text, as flags do. Raises `ConfigError` naming the setting.
+    `overrides` maps dotted names to text, as flags do. Raises `ConfigError` naming the setting,
+    and the variable that sets it if one does.
     """
     values = _read_yaml(file) if file is not None else {}
-    for name, text in environment.items():
-        if name.startswith(ENVIRONMENT_PREFIX):
-            dotted = name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+    variables = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."): name
+        for name in environment
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    try:
+        for dotted, name in variables.items():
+            _set_dotted(values, dotted, environment[name])
+        for dotted, text in overrides.items():
             _set_dotted(values, dotted, text)
-    for dotted, text in overrides.items():
-        _set_dotted(values, dotted, text)
-    config: ClusterConfig = _build(ClusterConfig, values, "")
-    _validate(config)
+        config: ClusterConfig = _build(ClusterConfig, values, "")
+        _validate(config)
+    except ConfigError as error:
+        # Whoever has forgotten a variable does not find it in the file or on the command line.
+        setters = [
+            name
+            for dotted, name in variables.items()
+            if f"{dotted}.".startswith(f"{error.field}.") and dotted not in overrides
+        ]
+        if not setters:
+            raise
+        problem = f"{error.problem} ({' and '.join(setters)} set{'s' * (len(setters) == 1)} it)"
+        raise ConfigError(error.field, problem) from error
     return config
 
 

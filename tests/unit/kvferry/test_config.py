@@ -136,3 +136,26 @@ def test_a_flag_that_is_no_yaml_is_named_in_one_line(text):
 def test_a_number_is_whatever_reads_as_one(text, value):
     config = load_config(None, {}, {"router.request_timeout_s": text})
     assert config.router.request_timeout_s == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("KVFERRY_CACHE__ROWS", "none", "cache.rows: is 'none'; must be a whole number"),
+        ("KVFERRY_CACHE__ROWS", "0", "cache.rows: is 0; must be at least 1"),
+        ("KVFERRY_CACHE__ROSW", "4", "cache.rosw: is not a setting; did you mean cache.rows?"),
+        ("KVFERRY_CACHE", "4", "cache: must be a mapping"),
+        ("KVFERRY_CACHE__ROWS__MAX", "4", "cache.rows: is {'max': 4}; must be a whole number"),
+        ("KVFERRY_CACHE__ROWS", "[", "cache.rows: '[' is not valid YAML"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, text, expected):
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {name: text}, {})
+    assert str(refused.value).startswith(expected)
+    assert str(refused.value).endswith(f" ({name} sets it)")
+
+
+def test_a_variable_that_a_flag_overrides_is_not_blamed():
+    with pytest.raises(ConfigError, match=r"^cache.rows: is 0; must be at least 1$"):
+        load_config(None, {"KVFERRY_CACHE__ROWS": "4"}, {"cache.rows": "0"})
