@@ -380,9 +380,9 @@ def expected_kv(cache: KVCache, prompt: TokenIds, start: int, stop: int) -> torc
 
 
 def fill_kv(cache: KVCache, kv: RequestKV, prompt: TokenIds, start: int, stop: int) -> None:
-    slots = cache.slots(kv, start, stop)
-    payload = expected_kv(cache, prompt, start, stop).view(-1).view(torch.uint8)
-    cache.pool.scatter(slots, 0, cache.layout.num_layers, payload)
+    slots = torch.from_numpy(cache.slots(kv, start, stop))
+    for layer, (keys, values) in enumerate(expected_kv(cache, prompt, start, stop)):
+        cache.pool.write(layer, slots, keys, values)
 
 
 def read_kv(cache: KVCache, kv: RequestKV, start: int, stop: int) -> torch.Tensor:
