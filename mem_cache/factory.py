@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvferry.errors import ConfigError
 from kvferry.kv_events import event_block_tokens
 from mem_cache.chunk_cache import ChunkCache
+from mem_cache.copier import ThreadCopier
+from mem_cache.host_pool import HostPool
+from mem_cache.host_tier import HostTier
 from mem_cache.kv_cache import KVCache
 from mem_cache.kv_pool import slots_for_budget
 from mem_cache.pool_choice import build_kv_pool
 from mem_cache.radix_cache import RadixCache
 from mem_cache.req_to_token_pool import ReqToTokenPool
 from mem_cache.slot_allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from mem_cache.tiered_radix_cache import TieredRadixCache
 
 if TYPE_CHECKING:
     from kvferry.config import CacheConfig
+    from mem_cache.copier import Copier
     from mem_cache.layout import PagedLayout
     from mem_cache.slot_allocator import SlotAllocator
     from mem_cache.tree_node import PrefixCache
@@ -39,19 +45,52 @@ def assemble_kv_cache(
     num_slots: int,
     context_length: int,
     device: str = "cpu",
+    *,
+    copier: Copier | None = None,
 ) -> KVCache:
-    """As `build_kv_cache`, with a given number of usable slots (whole pages)."""
+    """As `build_kv_cache`, with a given number of usable slots (whole pages).
+
+    `copier` moves KV between tiers, if there are several; None: a thread of its own does.
+    """
     # Pages are written to the row whole, so a row ends at a page's end.
     width = layout.round_up(context_length)
+    pool = build_kv_pool(layout, num_slots, device)
+    allocator = _allocator(num_slots, layout.page_size)
+    tree: PrefixCache
+    if config.host.memory_bytes == 0:
+        tree, tier = _tree(config, layout.page_size), None
+    else:
+        pages = HostPool(pool, _host_slots(config, layout), device)
+        tree = _tiered_tree(config, pages)
+        tier = HostTier(tree, allocator, pages, copier or ThreadCopier(), config.host)
     return KVCache(
-        layout,
-        build_kv_pool(layout, num_slots, device),
+        pool,
         ReqToTokenPool(config.rows, width, device),
-        _allocator(num_slots, layout.page_size),
-        _tree(config, layout.page_size),
+        allocator,
+        tree,
+        tier,
         context_length=context_length,
         auditing=config.audit,
     )
+
+
+def _host_slots(config: CacheConfig, layout: PagedLayout) -> int:
+    """Host slots, in whole pages, that the budget buys."""
+    slots = layout.round_down(config.host.memory_bytes // layout.bytes_per_token)
+    if slots == 0:
+        page_bytes = layout.page_size * layout.bytes_per_token
+        raise ConfigError(
+            "cache.host.memory_bytes",
+            f"is {config.host.memory_bytes}; one page of KV has {page_bytes} bytes",
+        )
+    return slots
+
+
+def _tiered_tree(config: CacheConfig, pages: HostPool) -> TieredRadixCache:
+    assert config.radix, "a host tier needs an index"
+    size = pages.page_size
+    host_slots = _allocator(pages.num_slots, size)
+    return TieredRadixCache(size, event_block_tokens(size), config.eviction, host_slots)
 
 
 def _allocator(num_slots: int, page_size: int) -> SlotAllocator:

@@ -2,7 +2,7 @@
 
 Every way for a slot to change its owner is a method here; each either succeeds or changes
 nothing. Owners of a slot: the allocator (free), the index (evictable or protected), a request
-(private, or inbound until its handoff has committed).
+(private, or inbound until its handoff has committed), a copy from a lower tier (loading).
 
 | interval of a row | owner | at checkpoint |
 |---|---|---|
@@ -19,53 +19,58 @@ from typing import TYPE_CHECKING
 from kvferry.accounts import KvAccounts
 from kvferry.cache_key import Sharing
 from mem_cache.errors import OutOfRows, OutOfSlots
+from mem_cache.host_tier import Waiter
 from mem_cache.ledger import audit, held_slots, oom_report, pinned_slots, require_live, require_path
 from mem_cache.request_kv import RequestKV
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kvferry.accounts import HostAccounts
     from kvferry.ids import AttemptId, ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.host_tier import HostTier
     from mem_cache.kv_pool import KvPool
     from mem_cache.layout import PagedLayout
     from mem_cache.req_to_token_pool import ReqToTokenPool
     from mem_cache.slot_allocator import SlotAllocator
-    from mem_cache.tree_node import PrefixCache
+    from mem_cache.tree_node import MatchResult, PrefixCache, TreeNode
 
 
 class KVCache:
     """All KV of one worker, for one thread. Made by `mem_cache.factory.build_kv_cache`.
 
-    Per request: `open` once, then `extend` + `commit` per step, `checkpoint` per prefill chunk,
-    `release` once at every kind of end. A handoff's sink opens `inbound` and calls `adopt` when
-    it committed; its source holds a `pin` from the offer to the close.
+    Per request: `open` once, `load_back` if lower tiers may have more, then `extend` + `commit`
+    per step, `checkpoint` per prefill chunk, `release` once at every kind of end. `poll` once per
+    turn of the engine, if only while `copies_in_flight`. A handoff's sink opens `inbound` and
+    calls `adopt` when it committed; its source holds a `pin` from the offer to the close.
 
     With `auditing`, every ledger check runs after every change (slow; for tests).
     """
 
     def __init__(
         self,
-        layout: PagedLayout,
         pool: KvPool,
         rows: ReqToTokenPool,
         allocator: SlotAllocator,
         tree: PrefixCache,
+        tier: HostTier | None,
         *,
         context_length: int,
         auditing: bool = False,
     ) -> None:
-        self.layout = layout
+        self.layout: PagedLayout = pool.layout
         self.pool = pool
         self.rows = rows
         self.allocator = allocator
         self.tree = tree
         self.context_length = context_length
         self.auditing = auditing
-        self.copies_in_flight = 0
-        """Between tiers. None here: there is one tier."""
+        self.tier = tier
         self.on_copy_done: Callable[[], None] = lambda: None
         """Called from another thread when `poll` has something to finish."""
+        if tier is not None:
+            tier.copier.on_done = lambda: self.on_copy_done()
         self._live: dict[int, RequestKV] = {}
 
     @property
@@ -77,6 +82,11 @@ class KVCache:
     def num_slots(self) -> int:
         """Usable slots: the total of the accounts."""
         return self.allocator.num_slots
+
+    @property
+    def copies_in_flight(self) -> int:
+        """Copies between tiers that `poll` will finish."""
+        return 0 if self.tier is None else self.tier.copies_in_flight
 
     # --- the life of a request --------------------------------------------------------------
 
@@ -107,22 +117,44 @@ class KVCache:
         self.tree.lock(kv.last_node)
         (row,) = self.rows.alloc([kv]) or (0,)
         self.rows.write(row, 0, self.tree.path_device_indices(kv.last_node))
-        held = kv.last_node.end
-        kv.prefix_len = kv.cache_protected_len = kv.committed_len = kv.allocated_len = held
+        self._has_prefix(kv)
         self._live[row] = kv
+        if self.tier is not None:
+            self.tier.was_hit(kv.last_node)
         self._changed()
         return kv
 
     def load_back(self, kv: RequestKV, token_ids: TokenIds) -> int:
-        """Begin to copy what lower tiers hold of `token_ids`; returns how many tokens are coming.
+        """Begin to copy what the host holds of `token_ids`; returns how many tokens are coming.
 
-        Called once, right after `open`. 0: nothing is coming, as always with one tier.
+        Called once, right after `open`, with the same tokens. 0: nothing is coming. Otherwise the
+        request can only be released until `poll` returns it, with a longer prefix or, if the copy
+        failed, as it was. What is coming needs no more slots than the request itself would.
         """
-        return 0
+        require_live(self, kv)
+        assert kv.loading_len == 0, f"{kv} is being loaded already"
+        if self.tier is None or kv.inbound or kv.sharing is not Sharing.SHARED:
+            return 0
+        self._grow_and_load(self.tier, Waiter(kv, token_ids))
+        self._changed()
+        return kv.loading_len
 
     def poll(self) -> list[RequestKV]:
         """Finish copies that are done; returns the requests whose load has ended."""
-        return []
+        if self.tier is None:
+            return []
+        arrived = self.tier.collect()
+        # All of them hold what came for them before one may evict to load more.
+        for waiter, _ in arrived:
+            waiter.kv.loading_len = 0
+            before = waiter.kv.prefix_len
+            self._grow(waiter.kv, self._match_again(self.tier, waiter).last_device_node)
+            waiter.kv.host_hit_len += waiter.kv.prefix_len - before
+        for waiter, is_good in arrived:
+            if is_good:
+                self._grow_and_load(self.tier, waiter)
+        self._changed()
+        return [waiter.kv for waiter, _ in arrived if waiter.kv.loading_len == 0]
 
     def extend(self, kv: RequestKV, new_len: int) -> SlotIndices:
         """Have slots for positions `[0, new_len)`; returns those of `[committed_len, new_len)`.
@@ -131,6 +163,7 @@ class KVCache:
         needed. Raises `OutOfSlots`, with nothing changed.
         """
         row = require_live(self, kv)
+        assert kv.loading_len == 0, f"{kv} is being loaded"
         assert kv.committed_len <= new_len <= self.context_length, (
             f"{kv} cannot be extended to {new_len} of {self.context_length} tokens"
         )
@@ -144,6 +177,7 @@ class KVCache:
     def commit(self, kv: RequestKV, new_len: int) -> None:
         """K/V of `[committed_len, new_len)` is in the pool now."""
         require_live(self, kv)
+        assert kv.loading_len == 0, f"{kv} is being loaded"
         assert kv.committed_len <= new_len <= kv.allocated_len, f"{kv} cannot commit {new_len}"
         kv.committed_len = new_len
 
@@ -154,6 +188,7 @@ class KVCache:
         slot of the row below `cache_protected_len` is the canonical one for its tokens.
         """
         row = require_live(self, kv)
+        assert kv.loading_len == 0, f"{kv} is being loaded"
         assert not kv.inbound, f"{kv}: inbound KV is published only after its handoff committed"
         assert len(token_ids) <= kv.committed_len, f"{kv} has not computed {len(token_ids)} tokens"
         key_len = self.layout.round_down(len(token_ids))
@@ -177,6 +212,8 @@ class KVCache:
         kv.last_node = node
         kv.cache_protected_len = node.end
         kv.cache_inserted_len += node.end - matched
+        if self.tier is not None:
+            self.tier.published(node)
         self._changed(kv)
 
     def adopt(self, kv: RequestKV) -> None:
@@ -190,6 +227,7 @@ class KVCache:
         """A handoff reads this row: no release before the matching `unpin`."""
         require_live(self, kv)
         assert not kv.inbound, f"{kv}: inbound KV cannot be read"
+        assert kv.loading_len == 0, f"{kv} is being loaded"
         kv.pins += 1
 
     def unpin(self, kv: RequestKV) -> None:
@@ -206,6 +244,9 @@ class KVCache:
         """
         row = require_live(self, kv)
         assert kv.pins == 0, f"{kv} is still read by a handoff"
+        if self.tier is not None and kv.loading_len > 0:
+            self.tier.forget(kv)
+            kv.loading_len = 0
         if token_ids is not None and not kv.inbound:
             self.checkpoint(kv, token_ids[: kv.committed_len])
         kv.check_intervals()
@@ -237,11 +278,16 @@ class KVCache:
             protected=self.tree.protected_size(),
             private=sum(kv.private_len for kv in live if not kv.inbound),
             inbound=sum(kv.private_len for kv in live if kv.inbound),
+            loading=0 if self.tier is None else self.tier.loading,
             total=self.num_slots,
             outbound_pinned=pinned_slots(live),
             rows_live=len(self._live),
             rows_total=self.rows.num_rows,
         )
+
+    def host_accounts(self) -> HostAccounts | None:
+        """Every host slot by its owner; None without a host tier."""
+        return None if self.tier is None else self.tier.accounts()
 
     def free_or_evictable(self) -> int:
         """Slots a request could get now, at the cost of cache."""
@@ -271,12 +317,44 @@ class KVCache:
         return self.tree.snapshot_blocks()
 
     def drop_cache(self) -> None:
-        """Free everything the index holds. No request may be live."""
+        """Free everything the index holds, in all tiers in memory. Nothing may be under way."""
         assert not self._live, "cache of live requests cannot be dropped"
+        assert self.copies_in_flight == 0, "cache cannot be dropped while it is copied"
         self.allocator.free(self.tree.reset())
         self._changed()
 
+    def close(self) -> None:
+        """End what runs beside the engine thread."""
+        if self.tier is not None:
+            self.tier.close()
+
     # --- inside -----------------------------------------------------------------------------
+
+    def _has_prefix(self, kv: RequestKV) -> None:
+        """All that the request has is the path it locks."""
+        held = kv.last_node.end
+        kv.prefix_len = kv.cache_protected_len = kv.committed_len = kv.allocated_len = held
+
+    def _match_again(self, tier: HostTier, waiter: Waiter) -> MatchResult:
+        limit = max(0, len(waiter.token_ids) - 1)
+        return tier.tree.match_again(waiter.token_ids[:limit], waiter.kv.extra_key)
+
+    def _grow(self, kv: RequestKV, node: TreeNode) -> None:
+        """The path to `node` is the request's prefix now; it has computed nothing yet."""
+        assert kv.allocated_len == kv.prefix_len, f"{kv} has more than its prefix"
+        row, start = require_live(self, kv), kv.prefix_len
+        self.tree.lock(node)
+        self.tree.unlock(kv.last_node)
+        kv.last_node = node
+        self.rows.write(row, start, self.tree.path_device_indices(node, start))
+        self._has_prefix(kv)
+
+    def _grow_and_load(self, tier: HostTier, waiter: Waiter) -> None:
+        """Take what is on the device by now; have the rest loaded as far as there is room."""
+        match = self._match_again(tier, waiter)
+        self._grow(waiter.kv, match.last_device_node)
+        room = self.layout.round_down(self.free_or_evictable())
+        waiter.kv.loading_len = tier.load(waiter, match, room, self._take)
 
     def _take(self, num_slots: int) -> SlotIndices:
         """Fresh slots, whole pages, evicting if need be. Raises `OutOfSlots` before it evicts."""

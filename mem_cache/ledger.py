@@ -7,9 +7,11 @@
 5 evicted nodes are unlocked leaves and give back their length [evict, always]; every unlocked
   leaf can be found by eviction                              [here]
 6 a row is used at the generation it was given at            [every call, always; here]
-7 protected size is the sum of locked nodes; locks are the live requests' [here]
+7 protected size is the sum of locked nodes; locks are the live requests' and loads' [here]
 8 the accounts add up to the total; rows likewise            [here]
-9 with no live request nothing is protected, private or inbound [here]
+9 with no live request nothing is protected, private, inbound or loading [here]
+
+With a host tier `tier_ledger` has the checks of that, which `audit` runs as well.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mem_cache.errors import LedgerError
+from mem_cache.slot_owners import check_owners
+from mem_cache.tier_ledger import check_tier
 from mem_cache.tree_node import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -27,13 +31,11 @@ if TYPE_CHECKING:
 
     from kvferry.accounts import KvAccounts
     from kvferry.ids import SlotIndices
+    from mem_cache.host_tier import HostTier
     from mem_cache.req_to_token_pool import ReqToTokenPool
     from mem_cache.request_kv import RequestKV
     from mem_cache.slot_allocator import SlotAllocator
     from mem_cache.tree_node import PrefixCache, TreeNode
-
-_NAMED_MAX = 8
-"""Slots named of one kind of violation."""
 
 
 class Books(Protocol):
@@ -42,6 +44,7 @@ class Books(Protocol):
     rows: ReqToTokenPool
     allocator: SlotAllocator
     tree: PrefixCache
+    tier: HostTier | None
 
     @property
     def page_size(self) -> int:
@@ -89,6 +92,8 @@ def audit(books: Books) -> None:
         *_check_locks(books, nodes),
         *_check_accounts(books),
     ]
+    if books.tier is not None:
+        violations += check_tier(books.tier, nodes)
     if violations:
         raise LedgerError(violations)
 
@@ -119,8 +124,16 @@ def oom_report(books: Books) -> str:
         f"rows: {books.rows.num_free} free of {accounts.rows_total}",
         f"slots: {accounts.free} free ({accounts.free // books.page_size} pages of "
         f"{books.page_size}), {accounts.evictable} evictable, {accounts.protected} protected, "
-        f"{accounts.private} private, {accounts.inbound} inbound, of {accounts.total}",
+        f"{accounts.private} private, {accounts.inbound} inbound, {accounts.loading} loading, "
+        f"of {accounts.total}",
     ]
+    if books.tier is not None:
+        host = books.tier.accounts()
+        lines.append(
+            f"host slots: {host.free} free, {host.evictable} evictable, "
+            f"{host.protected} protected, {host.writing} writing, {host.loading} loading, "
+            f"of {host.total}"
+        )
     lines += [
         f"  {kv.request_id}: kv_allocated_len {kv.allocated_len}, cache_protected_len "
         f"{kv.cache_protected_len}{', inbound' if kv.inbound else ''}"
@@ -139,36 +152,17 @@ def _check_slots(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
         for kv in books.live_requests()
         if (row := kv.req_pool_idx) is not None
     ]
-    everything = np.concatenate([slots for _, slots in owned])
-    first, stop = books.page_size, books.page_size + books.num_slots
-    outside = everything[(everything < first) | (everything >= stop)]
-    if len(outside):
-        yield f"check 1: slots out of range: {outside[:_NAMED_MAX].tolist()}"
-        return
-    owners = np.bincount(everything, minlength=stop)[first:]
-    wrong = np.flatnonzero(owners != 1) + first
-    # Faults come in pages: one slot stands for its page.
-    _, one_per_page = np.unique(wrong // books.page_size, return_index=True)
-    for slot in wrong[one_per_page][:_NAMED_MAX].tolist():
-        names = [name for name, slots in owned if slot in slots]
-        yield f"check 1: slot {slot} has {len(names)} owners: {', '.join(names) or 'lost'}"
-    for name, slots in owned:
-        if not _are_whole_pages(slots, books.page_size):
-            yield f"check 1: {name} does not own whole pages"
-
-
-def _are_whole_pages(slots: SlotIndices, page_size: int) -> bool:
-    if len(slots) % page_size:
-        return False
-    pages = slots.reshape(-1, page_size)
-    in_order = (pages - pages[:, :1] == np.arange(page_size)).all()
-    return bool(in_order and (pages[:, 0] % page_size == 0).all())
+    if books.tier is not None:
+        loads = (transfer for transfer in books.tier.transfers() if transfer.is_load)
+        owned += [(f"load of {load.node!r}", load.slots) for load in loads]
+    yield from check_owners(owned, books.page_size, books.num_slots)
 
 
 def _check_nodes(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Checks 2 and 5, and the shape of the tree."""
     for node in nodes:
-        if len(node.key) != TOKEN_BYTES * len(node.value) or not node.key:
+        is_elsewhere = books.tier is not None and not node.on_device
+        if (len(node.key) != TOKEN_BYTES * len(node.value) and not is_elsewhere) or not node.key:
             yield f"check 2: {node} has {len(node.key)} key bytes, {len(node.value)} slots"
         if node.length * TOKEN_BYTES != len(node.key):
             yield f"check 2: {node} has {len(node.key)} key bytes for {node.length} tokens"
@@ -210,18 +204,28 @@ def _check_path(books: Books, kv: RequestKV) -> Iterator[str]:
 
 
 def _check_locks(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
-    """Check 7: each lock count is the number of live requests whose path goes through."""
+    """Check 7: each lock count is that of live requests and loads whose path goes through."""
+    holders = [(str(kv), kv.last_node) for kv in books.live_requests()]
+    if books.tier is not None:
+        holders += [
+            (f"load of {load.node!r}", load.above)
+            for load in books.tier.transfers()
+            if load.is_load and load.above is not None
+        ]
     expected: Counter[int] = Counter()
-    for kv in books.live_requests():
-        node = kv.last_node
+    for name, node in holders:
         while node.parent is not None:
             expected[node.node_id] += 1
             node = node.parent
         if node is not books.tree.root:
-            yield f"check 7: {kv} is locked in a tree that is gone"
+            yield f"check 7: {name} is locked in a tree that is gone"
     for node in nodes:
         if node.lock_ref != expected[node.node_id]:
             yield f"check 7: {node} should have lock_ref {expected[node.node_id]}"
+    yield from _check_sizes(books, nodes)
+
+
+def _check_sizes(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     protected = sum(len(node.value) for node in nodes if node.lock_ref > 0)
     evictable = sum(len(node.value) for node in nodes if node.lock_ref == 0)
     for name, told, counted in (

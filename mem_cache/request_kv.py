@@ -35,7 +35,7 @@ class RequestKV:
     """Its row; None before `open` and after `release`."""
     req_generation: int = 0
     prefix_len: int = 0
-    """Tokens found in the tree when the request was opened."""
+    """Tokens found in the tree when the request was opened, and those that were loaded since."""
     cache_protected_len: int = 0
     cache_inserted_len: int = 0
     """Tokens of the row that this request itself published: they are no hit."""
@@ -44,7 +44,7 @@ class RequestKV:
     loading_len: int = 0
     """Tokens after `allocated_len` that a lower tier is sending; 0 when no load is in flight."""
     host_hit_len: int = 0
-    """Tokens that came from a lower tier after the request was opened."""
+    """Tokens by which waiting for lower tiers made the prefix longer."""
     pins: int = 0
     """Open handoffs that read this row. It cannot be released before they closed."""
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from kvferry.ids import SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.copier import Copy
 
 TOKEN_BYTES = 4
 """Keys are kept as the bytes of little-endian int32 tokens: `bytes.startswith` compares a whole
@@ -42,11 +43,14 @@ class TreeNode:
         "child_key",
         "children",
         "created_at",
+        "device_children",
         "end",
         "extra_key",
         "hit_count",
+        "host_children",
         "host_lock_ref",
         "host_value",
+        "in_flight",
         "key",
         "last_access",
         "length",
@@ -76,6 +80,11 @@ class TreeNode:
         self.priority = 0
         self.created_at = tick
         self.last_access = tick
+        self.device_children = 0
+        """Children with device slots; counted by an index of two tiers only, like the next two."""
+        self.host_children = 0
+        self.in_flight: Copy | None = None
+        """The copy between tiers that this edge is part of."""
         self.block_hashes: tuple[BlockHash, ...] = ()
         """Hashes of the event blocks that end within `(start, end]`, first block first."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvferry.config import CacheConfig, KvDType
+from kvferry.config import CacheConfig, EvictionPolicy, HostTierConfig, KvDType, WritePolicy
 from kvferry.ids import ExtraKey
 from mem_cache.factory import assemble_kv_cache
 from mem_cache.layout import KvLayout
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvferry.ids import TokenIds
+    from mem_cache.copier import Copier
     from mem_cache.kv_cache import KVCache
     from mem_cache.request_kv import RequestKV
 
@@ -45,6 +46,27 @@ def tiny_cache(
     return assemble_kv_cache(
         tiny_layout(page_size), config, pages * page_size, context_length=context_length
     )
+
+
+def tiered_cache(
+    page_size: int,
+    copier: Copier,
+    *,
+    pages: int = 8,
+    host_pages: int = 32,
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
+    eviction: EvictionPolicy = EvictionPolicy.LRU,
+    auditing: bool = True,
+) -> KVCache:
+    """A KV cache with a host tier; even one page is worth loading back."""
+    layout = tiny_layout(page_size)
+    host = HostTierConfig(
+        memory_bytes=host_pages * page_size * layout.bytes_per_token,
+        write_policy=write_policy,
+        load_back_tokens_min=1,
+    )
+    config = CacheConfig(page_size=page_size, rows=8, eviction=eviction, host=host, audit=auditing)
+    return assemble_kv_cache(layout, config, pages * page_size, context_length=1024, copier=copier)
 
 
 def tokens_of(ids: Iterable[int]) -> TokenIds:

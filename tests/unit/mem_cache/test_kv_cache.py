@@ -166,7 +166,8 @@ def test_report_of_no_slots_says_who_holds_them():
     assert str(caught.value).splitlines() == [
         "12 KV slots needed, 4 free or evictable",
         "rows: 6 free of 8",
-        "slots: 4 free (1 pages of 4), 0 evictable, 4 protected, 4 private, 4 inbound, of 16",
+        "slots: 4 free (1 pages of 4), 0 evictable, 4 protected, 4 private, 4 inbound, "
+        "0 loading, of 16",
         "  r1#2: kv_allocated_len 8, cache_protected_len 4, pinned",
         "  handoff: kv_allocated_len 4, cache_protected_len 0, inbound",
     ]
