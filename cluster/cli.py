@@ -25,6 +25,7 @@ from kvferry.config import BUNDLED_MODEL, RouterConfig, load_config, settings
 from kvferry.convert import sharing_to_wire
 from kvferry.errors import ConfigError, InvalidInput, KvferryError
 from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.setting_texts import setting_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,16 +102,27 @@ def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentPars
 
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
+    # Without this all settings would be listed twice.
+    command.usage = "%(prog)s [--config FILE] [--SETTING VALUE ...]"
     command.add_argument("--config", type=Path, metavar="FILE", help="YAML; see kvferry.yaml")
-    group = command.add_argument_group("settings, over those of the file")
+    title = "settings, over those of the file; the default in brackets"
+    group = command.add_argument_group(title)
+    texts = setting_texts()
     for name, default in settings():
-        shown = default.value if isinstance(default, Enum) else default
         group.add_argument(
             f"--{name}",
             dest=f"{_SETTING_PREFIX}{name}",
             metavar="VALUE",
-            help=f"default: {shown}",
+            help=f"{texts[name]} {_values_of(default)}".replace("%", "%%"),
         )
+
+
+def _values_of(default: Any) -> str:
+    """What a setting may be, where that is a list, and what it is when nobody sets it."""
+    if not isinstance(default, Enum):
+        return f"[{'empty' if default == '' else default}]"
+    names = ", ".join(member.value for member in type(default))
+    return f"One of {names} [{default.value}]"
 
 
 def _add_address(command: argparse.ArgumentParser) -> None:

@@ -90,7 +90,9 @@ class ModelConfig:
     path: str = BUNDLED_MODEL
     """A local Hugging Face directory, or the model that comes with the install."""
     served_name: str = "SmolLM2-135M-Instruct"
+    """What clients call the model."""
     dtype: DType = DType.FLOAT32
+    """Element type of the weights."""
     context_length: int = 8192
     """Longest prompt + answer in tokens; bounded by what the model was made for."""
 
@@ -100,8 +102,11 @@ class WorkerGroupConfig:
     """Workers of one role."""
 
     count: int = 0
+    """How many to keep running."""
     cpus: float = 1.0
+    """What Ray reserves for each: a reservation, not a limit."""
     gpus: float = 0.0
+    """What Ray reserves for each; whole above 1."""
     threads: int = 1
     """Compute threads per worker. More than its cores collapses (see docs/performance.md)."""
 
@@ -133,6 +138,7 @@ class HostTierConfig:
     memory_bytes: int = 0
     """Per worker. 0: no host tier."""
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    """When the KV of a cached page is copied to the host tier."""
     load_back_tokens_min: int = 64
     """Host hits shorter than this are recomputed: a copy is not worth waiting for."""
     files: FileTierConfig = field(default_factory=FileTierConfig)
@@ -143,6 +149,7 @@ class CacheConfig:
     """KV memory of each worker."""
 
     page_size: int = 16
+    """Tokens per page; prefixes are shared in whole pages."""
     memory_bytes: int = 768 * 2**20
     """Budget for KV and the row table. 768 MiB is 17 k tokens of SmolLM2-135M in float32."""
     rows: int = 64
@@ -150,8 +157,11 @@ class CacheConfig:
     radix: bool = True
     """False: nothing is shared between requests."""
     eviction: EvictionPolicy = EvictionPolicy.LRU
+    """Which unlocked cache goes first."""
     dtype: KvDType = KvDType.AUTO
+    """Element type of KV; auto is the model's."""
     arrangement: KvArrangement = KvArrangement.NHD
+    """Order of heads and tokens within a page."""
     host: HostTierConfig = field(default_factory=HostTierConfig)
     audit: bool = False
     """Run every ledger check after every change. For tests."""
@@ -185,6 +195,7 @@ class HandoffConfig:
     staging_buffers: int = 8
     """Buffers, hence chunks in flight, of one link in one direction."""
     checksums: bool = False
+    """Check every payload by its CRC-32."""
     local_prefill_tokens_max: int = 0
     """A decode worker computes prompts with at most this many uncached tokens by itself."""
     link_timeout_s: float = 20.0
@@ -196,6 +207,7 @@ class RouterConfig:
     """The front door."""
 
     host: str = "127.0.0.1"
+    """Address that the router binds."""
     port: int = 50051
     """0 takes a free port."""
     requests_max: int = 512

@@ -19,6 +19,15 @@ def test_every_setting_is_a_flag_of_serve():
         assert arguments[f"setting:{name}"] == "7", name
 
 
+def test_the_help_says_what_each_setting_means_may_be_and_is(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["serve", "--help"])
+    assert ended.value.code == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Sequences tracked at once, handoffs included. [64]" in words
+    assert "One of lru, lfu, fifo, filo, mru, priority, slru [lru]" in words
+
+
 def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "kvferry.yaml"
     file.write_text("cache: {page_size: 4, rows: 8}\n")
