@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from engine.step_loop import EngineSnapshot
     from kvferry.config import ClusterConfig, WorkerGroupConfig
+    from mem_cache.kv_cache import KVCache
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class WorkerProcess:
             target=self._loop.run_forever, name="grpc-loop", daemon=True
         )
         self._step_loop: StepLoop | None = None
+        self._kv_cache: KVCache | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
         self._server: grpc.aio.Server | None = None
@@ -78,7 +80,11 @@ class WorkerProcess:
         Every part is ended even if another one cannot be; the first error is raised.
         """
         run_every_step(
-            self._stop_engine, self._close_links, self._stop_server, self._stop_event_loop
+            self._stop_engine,
+            self._close_kv,
+            self._close_links,
+            self._stop_server,
+            self._stop_event_loop,
         )
 
     def is_alive(self) -> bool:
@@ -130,7 +136,7 @@ class WorkerProcess:
         intake = Intake(engine, driver, self._incarnation, Outbox(self._loop))
         driver.set_hosts(PromptSource(engine, driver), intake)
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
-        self._step_loop, self._driver = step_loop, driver
+        self._step_loop, self._driver, self._kv_cache = step_loop, driver, kv_cache
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         return step_loop, driver, [driver, intake, feed, auditor]
 
@@ -162,6 +168,10 @@ class WorkerProcess:
     def _stop_engine(self) -> None:
         if self._step_loop is not None and self._serves:
             self._step_loop.stop()
+
+    def _close_kv(self) -> None:
+        if self._kv_cache is not None:
+            self._kv_cache.close()
 
     def _close_links(self) -> None:
         if self._driver is not None and self._serves:

@@ -15,6 +15,7 @@ from kvferry.convert import (
     attempt_output_to_wire,
     attempt_request_from_wire,
     audit_report_to_wire,
+    host_accounts_to_wire,
     kv_batch_to_wire,
     load_to_wire,
 )
@@ -88,6 +89,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             incarnation=self._info.incarnation,
             load=load_to_wire(snapshot.load),
             accounts=accounts_to_wire(snapshot.accounts),
+            host_accounts=host_accounts_to_wire(snapshot.host_accounts),
             pid=os.getpid(),
             counters=snapshot.counters,
         )

@@ -66,15 +66,16 @@ class Auditor:
         """Nothing: who waits for a report asks by itself whether the engine lives."""
 
     def _report(self) -> AuditReport:
-        started = self._clock.now()
+        started, kv_cache = self._clock.now(), self._engine.kv_cache
         violations: tuple[str, ...] = ()
         try:
-            self._engine.kv_cache.audit()
+            kv_cache.audit()
         except LedgerError as error:
             violations = _shortened(error.violations)
         return AuditReport(
             violations=violations,
-            accounts=self._engine.kv_cache.accounts(),
+            accounts=kv_cache.accounts(),
+            host_accounts=kv_cache.host_accounts(),
             duration_ms=1000.0 * (self._clock.now() - started),
             engine_steps=self._engine.steps,
         )

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
 from kvferry.errors import InternalError, WorkerUnavailable
 from kvferry.limits import ENGINE_IDLE_WAIT_S, IDLE_AUDIT_INTERVAL_S, STOP_TIMEOUT_S
 
@@ -60,6 +60,8 @@ class EngineSnapshot:
 
     load: WorkerLoad
     accounts: KvAccounts
+    host_accounts: HostAccounts | None = None
+    """None without a host tier."""
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -149,7 +151,7 @@ class StepLoop:
         self._computed = self._engine.step()
         if self._computed:
             self._flush()
-        elif self.snapshot.accounts.rows_live == 0:
+        elif self.snapshot.accounts.rows_live == self._engine.kv_cache.copies_in_flight == 0:
             self._audit_idle()
         self._last_turn_s = self._clock.now()
 
@@ -200,7 +202,7 @@ class StepLoop:
                 _log.exception("a part of the engine thread cannot end")
 
     def _take_snapshot(self) -> EngineSnapshot:
-        scheduler = self._engine.scheduler
+        scheduler, kv_cache = self._engine.scheduler, self._engine.kv_cache
         return EngineSnapshot(
             load=WorkerLoad(
                 running=scheduler.running,
@@ -210,10 +212,12 @@ class StepLoop:
                 prefill_tokens_per_s=self._engine.prefill_tokens_per_s,
                 link_bytes_per_s=self._handoffs.link_bytes_per_s,
             ),
-            accounts=self._engine.kv_cache.accounts(),
+            accounts=kv_cache.accounts(),
+            host_accounts=kv_cache.host_accounts(),
             counters={
                 **self._handoffs.counters,
                 **scheduler.counters,
+                **kv_cache.counters,
                 "engine_steps": self._engine.steps,
             },
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvferry.accounts import KvAccounts
+    from kvferry.accounts import HostAccounts, KvAccounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +20,5 @@ class AuditReport:
     """How long the checks kept the engine from its next step."""
     engine_steps: int
     """Steps that the engine had done."""
+    host_accounts: HostAccounts | None = None
+    """None without a host tier."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
 from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
@@ -281,6 +281,7 @@ def _kv_event_from_wire(message: worker.KvEvent) -> KvEvent:
 
 
 _ACCOUNTS = tuple(KvAccounts.__dataclass_fields__)
+_HOST_ACCOUNTS = tuple(HostAccounts.__dataclass_fields__)
 _LOAD = tuple(WorkerLoad.__dataclass_fields__)
 
 
@@ -292,6 +293,22 @@ def accounts_to_wire(accounts: KvAccounts) -> inference.KvAccounts:
 def accounts_from_wire(message: inference.KvAccounts) -> KvAccounts:
     """The inverse of `accounts_to_wire`."""
     return KvAccounts(**{name: getattr(message, name) for name in _ACCOUNTS})
+
+
+def host_accounts_to_wire(accounts: HostAccounts | None) -> inference.HostAccounts | None:
+    """Field by field; a field of a message that is None is not set."""
+    if accounts is None:
+        return None
+    return inference.HostAccounts(**{name: getattr(accounts, name) for name in _HOST_ACCOUNTS})
+
+
+def host_accounts_from_wire(
+    message: worker.WorkerStatusResponse | inference.AuditReport,
+) -> HostAccounts | None:
+    """Those in a message that may have some."""
+    if not message.HasField("host_accounts"):
+        return None
+    return HostAccounts(**{name: getattr(message.host_accounts, name) for name in _HOST_ACCOUNTS})
 
 
 def load_to_wire(load: WorkerLoad) -> inference.WorkerLoad:
@@ -309,6 +326,7 @@ def audit_report_to_wire(report: AuditReport) -> inference.AuditReport:
     return inference.AuditReport(
         violations=report.violations,
         accounts=accounts_to_wire(report.accounts),
+        host_accounts=host_accounts_to_wire(report.host_accounts),
         duration_ms=report.duration_ms,
         engine_steps=report.engine_steps,
     )
@@ -319,6 +337,7 @@ def audit_report_from_wire(message: inference.AuditReport) -> AuditReport:
     return AuditReport(
         violations=tuple(message.violations),
         accounts=accounts_from_wire(message.accounts),
+        host_accounts=host_accounts_from_wire(message),
         duration_ms=message.duration_ms,
         engine_steps=message.engine_steps,
     )

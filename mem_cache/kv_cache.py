@@ -289,6 +289,19 @@ class KVCache:
         """Every host slot by its owner; None without a host tier."""
         return None if self.tier is None else self.tier.accounts()
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """What happened since the start, in tokens; empty without a host tier."""
+        if self.tier is None:
+            return {}
+        done = self.tier.statistics
+        return {
+            "host_tokens_written": done.written,
+            "host_tokens_loaded": done.loaded,
+            "host_tokens_skipped": done.skipped,
+            "host_tokens_failed": done.failed,
+        }
+
     def free_or_evictable(self) -> int:
         """Slots a request could get now, at the cost of cache."""
         return self.allocator.num_free + self.tree.evictable_size()

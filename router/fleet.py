@@ -21,9 +21,8 @@ from router.worker_client import GrpcWorkerClient
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from kvferry.accounts import KvAccounts, WorkerLoad
     from kvferry.audit_report import AuditReport
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from kvferry.membership import WorkerInfo
     from router.load import DispatchTicket
     from router.policy import Route
-    from router.worker_client import WorkerClient
+    from router.worker_client import WorkerClient, WorkerStatus
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +41,8 @@ class WorkerSummary:
 
     info: WorkerInfo
     is_reachable: bool
-    load: WorkerLoad | None
-    accounts: KvAccounts | None
-    pid: int | None
-    """These three are None before its first answer."""
-    counters: Mapping[str, int]
+    status: WorkerStatus | None
+    """Its last answer; None before the first."""
     indexed_blocks: int
 
 
@@ -240,15 +236,11 @@ class Fleet:
         )
 
     def _summary_of(self, member: _Member) -> WorkerSummary:
-        status = member.monitor.last_status
         index = self._index_of(member.info.role)
         return WorkerSummary(
             info=member.info,
             is_reachable=member.monitor.is_reachable,
-            load=None if status is None else status.load,
-            accounts=None if status is None else status.accounts,
-            pid=None if status is None else status.pid,
-            counters={} if status is None else status.counters,
+            status=member.monitor.last_status,
             indexed_blocks=index.block_count(member.info.worker_id),
         )
 

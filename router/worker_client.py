@@ -27,7 +27,7 @@ from kvferry.rpc_errors import RETRY_PUSHBACK_KEY
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from kvferry.accounts import KvAccounts, WorkerLoad
+    from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
     from kvferry.audit_report import AuditReport
     from kvferry.generation import AttemptOutput, AttemptRequest
     from kvferry.ids import Incarnation
@@ -55,6 +55,8 @@ class WorkerStatus:
     incarnation: Incarnation
     load: WorkerLoad
     accounts: KvAccounts
+    host_accounts: HostAccounts | None
+    """None without a host tier."""
     pid: int
     counters: Mapping[str, int]
     """What happened since the process started."""
@@ -162,6 +164,7 @@ class GrpcWorkerClient:
             incarnation=self._info.incarnation,
             load=convert.load_from_wire(message.load),
             accounts=convert.accounts_from_wire(message.accounts),
+            host_accounts=convert.host_accounts_from_wire(message),
             pid=message.pid,
             counters=dict(message.counters),
         )

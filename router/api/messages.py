@@ -53,21 +53,25 @@ def chunk_to_wire(chunk: ResponseChunk) -> inference_pb2.GenerateResponse:
 
 
 def summary_to_wire(summary: WorkerSummary) -> inference_pb2.WorkerSummary:
-    """Load and accounts are left out before the worker's first answer."""
+    """What only the worker knows is left out before its first answer."""
     message = inference_pb2.WorkerSummary(
         worker_id=summary.info.worker_id,
         role=summary.info.role.value,
         incarnation=summary.info.incarnation,
         address=summary.info.address,
         reachable=summary.is_reachable,
-        pid=summary.pid or 0,
         indexed_blocks=summary.indexed_blocks,
-        counters=summary.counters,
     )
-    if summary.load is not None:
-        message.load.CopyFrom(convert.load_to_wire(summary.load))
-    if summary.accounts is not None:
-        message.accounts.CopyFrom(convert.accounts_to_wire(summary.accounts))
+    status = summary.status
+    if status is not None:
+        told = inference_pb2.WorkerSummary(
+            pid=status.pid,
+            load=convert.load_to_wire(status.load),
+            accounts=convert.accounts_to_wire(status.accounts),
+            host_accounts=convert.host_accounts_to_wire(status.host_accounts),
+            counters=status.counters,
+        )
+        message.MergeFrom(told)
     return message
 
 

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from kvferry.accounts import WorkerLoad
+from kvferry.accounts import HostAccounts, WorkerLoad
 from kvferry.cache_key import CacheUse, Sharing, build_extra_key
 from kvferry.errors import ConfigError
 from kvferry.generation import AttemptUsage, FinishReason
@@ -365,6 +365,7 @@ def test_model_info(directory: Path) -> None:
 
 def test_cluster_status(directory: Path) -> None:
     prefill = FakeWorker("p", Role.PREFILL, load=WorkerLoad(waiting=3), counters={"steps": 5})
+    prefill.host_accounts = HostAccounts(1, 2, 3, 4, 5, 15)
     decode = FakeWorker("d", Role.DECODE, status_fails=True)
 
     async def test(bench: RouterBench) -> None:
@@ -376,6 +377,8 @@ def test_cluster_status(directory: Path) -> None:
         assert (known.reachable, known.load.waiting, known.pid) == (True, 3, 4711)
         assert (known.incarnation, known.accounts.total) == (prefill.incarnation, 10_000)
         assert dict(known.counters) == {"steps": 5}
+        assert (known.host_accounts.writing, known.host_accounts.total) == (4, 15)
+        assert not silent.HasField("host_accounts")
 
     run(directory, test, prefill, decode)
 

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from kvferry import convert
-from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
 from kvferry.audit_report import AuditReport
 from kvferry.generation import (
     AttemptFinish,
@@ -65,6 +65,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     accounts: KvAccounts = field(
         default_factory=lambda: KvAccounts(10_000, 0, 0, 0, 0, 10_000, 0, 0, 64)
     )
+    host_accounts: HostAccounts | None = None
     requests: list[AttemptRequest] = field(default_factory=list)
     cancelled: list[AttemptId] = field(default_factory=list)
     """Attempts whose call was cancelled."""
@@ -154,6 +155,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             incarnation=self.incarnation,
             load=convert.load_to_wire(self.load),
             accounts=convert.accounts_to_wire(self.accounts),
+            host_accounts=convert.host_accounts_to_wire(self.host_accounts),
             pid=4711,
             counters=self.counters,
         )
@@ -161,7 +163,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def Audit(self, message: Any, context: Any) -> Any:
         if self.audit_fails:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
-        report = AuditReport(self.violations, self.accounts, 1.5, 42)
+        report = AuditReport(self.violations, self.accounts, 1.5, 42, self.host_accounts)
         return worker_pb2.WorkerAuditResponse(
             incarnation=self.incarnation, report=convert.audit_report_to_wire(report)
         )

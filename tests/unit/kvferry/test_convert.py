@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvferry import convert
-from kvferry.accounts import KvAccounts, WorkerLoad
+from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
+from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
 from kvferry.generation import (
@@ -146,3 +147,20 @@ def test_accounts_know_when_they_add_up_and_when_they_are_idle():
     assert not KvAccounts(6, 4, 0, 0, 0, 11, 0, 0, 8).is_conserved
     assert not KvAccounts(5, 4, 1, 0, 0, 10, 0, 1, 8).is_idle
     assert not KvAccounts(6, 4, 0, 0, 0, 10, 0, 1, 8).is_idle, "a live row is not idle"
+
+
+@pytest.mark.parametrize("host_accounts", [None, HostAccounts(1, 2, 3, 4, 5, 15)])
+def test_audit_report(host_accounts):
+    accounts = KvAccounts(1, 2, 3, 4, 5, 25, 3, 1, 8, loading=10)
+    report = AuditReport(("check 8: no", "check 1: b"), accounts, 2.5, 9, host_accounts)
+    data = convert.audit_report_to_wire(report).SerializeToString()
+    assert convert.audit_report_from_wire(inference.AuditReport.FromString(data)) == report
+
+
+def test_every_way_of_sharing_is_on_the_wire():
+    assert {convert.sharing_from_wire(convert.sharing_to_wire(way)) for way in Sharing} == set(
+        Sharing
+    )
+    assert convert.sharing_from_wire(inference.GenerateRequest().sharing) is Sharing.SHARED
+    with pytest.raises(InvalidInput, match=r"^sharing: is 9; must be one of SHARING_SHARED, "):
+        convert.sharing_from_wire(9)
