@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import ConfigError
 from kvferry.model_files import read_json
+from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kvferry.config import DType
+    from kvferry.config import KvDType
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,11 @@ class ModelCard:
     kv_bytes_per_token: int
 
 
-def read_model_card(directory: Path, dtype: DType, context_length_max: int) -> ModelCard:
+def read_model_card(directory: Path, dtype: KvDType, context_length_max: int) -> ModelCard:
     """Read `config.json` and `generation_config.json`.
 
-    The context is bounded by both the model and `context_length_max`. Raises `ConfigError`
-    naming `model.path` when the directory does not describe a model.
+    `dtype` is that of the KV. The context is bounded by both the model and `context_length_max`.
+    Raises `ConfigError` naming `model.path` when the directory does not describe a model.
     """
     config = read_json(directory / "config.json")
     generation_file = directory / "generation_config.json"
@@ -37,13 +38,13 @@ def read_model_card(directory: Path, dtype: DType, context_length_max: int) -> M
     heads = _positive(config, "num_attention_heads")
     kv_heads = _positive(config, "num_key_value_heads", default=heads)
     head_dim = _positive(config, "head_dim", default=_positive(config, "hidden_size") // heads)
-    elements = 2 * _positive(config, "num_hidden_layers") * kv_heads * head_dim
+    layers = _positive(config, "num_hidden_layers")
     trained = _positive(config, "max_position_embeddings", default=context_length_max)
     return ModelCard(
         vocab_size=_positive(config, "vocab_size"),
         context_length=min(trained, context_length_max),
         eos_token_ids=_eos_ids(generation if "eos_token_id" in generation else config),
-        kv_bytes_per_token=elements * dtype.element_bytes,
+        kv_bytes_per_token=KvLayout(layers, kv_heads, head_dim, dtype, 1).bytes_per_token,
     )
 
 

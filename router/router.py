@@ -15,6 +15,7 @@ from kvferry.errors import (
 )
 from kvferry.ids import RequestId
 from kvferry.kv_events import event_block_tokens
+from mem_cache.layout import kv_dtype
 from router.attempts import AttemptRunner
 from router.fleet import Fleet
 from router.model_card import read_model_card
@@ -66,9 +67,8 @@ class Router:
     ) -> None:
         """Reads the tokenizer; raises `ConfigError`. `rng` draws seeds and breaks ties."""
         self.config = config
-        self.card: ModelCard = read_model_card(
-            model_directory, config.model.dtype, config.model.context_length
-        )
+        dtype = kv_dtype(config.cache.dtype, config.model.dtype)
+        self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)
         block_tokens = event_block_tokens(config.cache.page_size)
         self._clock = clock

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import processors
 
-from kvferry.config import DType
+from kvferry.config import KvDType
 from kvferry.errors import ConfigError, InvalidInput
 from router.chat_template import ChatTemplate
 from router.model_card import ModelCard, read_model_card
@@ -122,7 +122,7 @@ def test_a_broken_template_names_the_setting() -> None:
 
 def test_the_card_says_what_the_files_say(tmp_path: Path) -> None:
     write_model(tmp_path, context_length=512)
-    card = read_model_card(tmp_path, DType.FLOAT16, 8192)
+    card = read_model_card(tmp_path, KvDType.FLOAT16, 8192)
     assert card == ModelCard(
         vocab_size=264,
         context_length=512,
@@ -133,13 +133,13 @@ def test_the_card_says_what_the_files_say(tmp_path: Path) -> None:
 
 def test_the_configured_context_bounds_the_models(tmp_path: Path) -> None:
     write_model(tmp_path, context_length=512)
-    assert read_model_card(tmp_path, DType.FLOAT32, 100).context_length == 100
+    assert read_model_card(tmp_path, KvDType.FLOAT32, 100).context_length == 100
 
 
 def test_the_generation_configuration_goes_before_the_model_configuration(tmp_path: Path) -> None:
     write_model(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 258]}')
-    assert read_model_card(tmp_path, DType.FLOAT32, 100).eos_token_ids == (257, 258)
+    assert read_model_card(tmp_path, KvDType.FLOAT32, 100).eos_token_ids == (257, 258)
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_the_generation_configuration_goes_before_the_model_configuration(tmp_pa
 def test_a_broken_config_names_the_setting(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=rf"model\.path: .*{problem}"):
-        read_model_card(tmp_path, DType.FLOAT32, 100)
+        read_model_card(tmp_path, KvDType.FLOAT32, 100)
