@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvferry.clock import MonotonicClock
 from kvferry.ids import ExtraKey
 from kvferry.kv_events import event_block_tokens
 from mem_cache.radix_cache import RadixCache
@@ -24,6 +24,7 @@ from mem_cache.radix_cache import RadixCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvferry.clock import Clock
     from kvferry.ids import SlotIndices, TokenIds
 
 PAGE_SIZE = 16
@@ -46,10 +47,18 @@ class Spent:
     evict: float = 0.0
 
 
+class CpuClock:
+    """Seconds that this thread ran, whatever else the machine did meanwhile."""
+
+    def now(self) -> float:
+        """Seconds of `time.thread_time`."""
+        return time.thread_time()
+
+
 class Collector:
     """Seconds that Python's garbage collector took, while this object is open."""
 
-    def __init__(self, clock: MonotonicClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began = 0.0
         self.seconds = 0.0
@@ -74,8 +83,8 @@ class Collector:
 class GrownTree:
     """A tree that holds `nodes` nodes of conversations, and goes on from there."""
 
-    def __init__(self, nodes: int) -> None:
-        self._clock = MonotonicClock()
+    def __init__(self, nodes: int, clock: Clock) -> None:
+        self._clock = clock
         self._rng = random.Random(nodes)
         self._tree = RadixCache(PAGE_SIZE, event_block_tokens(PAGE_SIZE))
         self._capacity = nodes * TURN_TOKENS
@@ -124,16 +133,16 @@ class GrownTree:
         return np.arange(first, self._next_slot)
 
 
-def growth_rows(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+def growth_rows(sizes: Sequence[int], rounds: int, clock: Clock) -> list[dict[str, Any]]:
     """Microseconds per operation at each size: of each part its best round."""
-    return [_row(nodes, rounds) for nodes in sizes]
+    return [_row(nodes, rounds, clock) for nodes in sizes]
 
 
-def _row(nodes: int, rounds: int) -> dict[str, Any]:
+def _row(nodes: int, rounds: int, clock: Clock) -> dict[str, Any]:
     gc.collect()
-    grown = GrownTree(nodes)
+    grown = GrownTree(nodes, clock)
     grown.operate(nodes)
-    with Collector(MonotonicClock()) as collector:
+    with Collector(clock) as collector:
         grown.operate(nodes)
     runs = [asdict(grown.operate(OPERATIONS)) for _ in range(rounds)]
     best = {name: min(run[name] for run in runs) for name in runs[0]}

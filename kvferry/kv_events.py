@@ -7,6 +7,7 @@ emit events over these hashes, and the router's index is made of nothing else.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType, TypeAlias
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 BlockHash = NewType("BlockHash", int)
 """64 bits. A collision costs a wrong routing hint, never a wrong token."""
+
+BLOCK_DIGEST_BYTES = 8
+"""A block hash as bytes, little-endian: how many of them are kept in little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,15 @@ def event_block_tokens(page_size: int) -> int:
 
 def chain_root(extra_key: ExtraKey) -> BlockHash:
     """The hash before the first block of any prompt with this extra key."""
-    digest = hashlib.blake2b(extra_key.encode(), digest_size=8, person=b"kvferry-root").digest()
-    return BlockHash(int.from_bytes(digest, "little"))
+    return BlockHash(int.from_bytes(chain_root_digest(extra_key), "little"))
+
+
+@functools.lru_cache(maxsize=1024)
+def chain_root_digest(extra_key: ExtraKey) -> bytes:
+    """`chain_root` as a digest."""
+    return hashlib.blake2b(
+        extra_key.encode(), digest_size=BLOCK_DIGEST_BYTES, person=b"kvferry-root"
+    ).digest()
 
 
 def chain_hashes(parent: BlockHash, token_ids: TokenIds, block_tokens: int) -> list[BlockHash]:
@@ -75,14 +86,24 @@ def chain_hashes(parent: BlockHash, token_ids: TokenIds, block_tokens: int) -> l
     ids. The rest of the tokens that fills no block is ignored.
     """
     data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+    previous = parent.to_bytes(BLOCK_DIGEST_BYTES, "little")
+    return unpack_hashes(chain_digests(previous, data, block_tokens))
+
+
+def chain_digests(previous: bytes, data: bytes, block_tokens: int) -> bytes:
+    """As `chain_hashes`, from little-endian int32 ids to digests, one after the other."""
     step = 4 * block_tokens
-    hashes: list[BlockHash] = []
-    previous = parent.to_bytes(8, "little")
+    digests: list[bytes] = []
     for start in range(0, len(data) - step + 1, step):
-        state = hashlib.blake2b(previous, digest_size=8)
-        state.update(data[start : start + step])
-        previous = state.digest()
-        hashes.append(BlockHash(int.from_bytes(previous, "little")))
+        block = previous + data[start : start + step]
+        previous = hashlib.blake2b(block, digest_size=BLOCK_DIGEST_BYTES).digest()
+        digests.append(previous)
+    return b"".join(digests)
+
+
+def unpack_hashes(digests: bytes) -> list[BlockHash]:
+    """The block hashes that these digests are."""
+    hashes: list[BlockHash] = np.frombuffer(digests, dtype="<u8").tolist()
     return hashes
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
+from kvferry.kv_events import (
+    BLOCK_DIGEST_BYTES,
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    unpack_hashes,
+)
 from kvferry.limits import KV_EVENTS_BUFFERED_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kvferry.kv_events import BlockHash, KvEvent
+    from kvferry.kv_events import KvEvent
 
 
 class BlockLog:
@@ -21,19 +25,19 @@ class BlockLog:
     """
 
     def __init__(self, blocks_max: int = KV_EVENTS_BUFFERED_MAX) -> None:
-        self._runs: list[tuple[bool, list[BlockHash]]] = []
+        self._runs: list[tuple[bool, list[bytes]]] = []
         self._cleared = False
         self._blocks_max = blocks_max
         self._blocks = 0
         self._overflowed = False
 
-    def stored(self, block_hashes: Sequence[BlockHash]) -> None:
-        """The index now holds these blocks."""
-        self._append(True, block_hashes)
+    def stored(self, digests: bytes) -> None:
+        """The index now holds these blocks, given by their digests, one after the other."""
+        self._append(True, digests)
 
-    def removed(self, block_hashes: Sequence[BlockHash]) -> None:
+    def removed(self, digests: bytes) -> None:
         """The index no longer holds these blocks."""
-        self._append(False, block_hashes)
+        self._append(False, digests)
 
     def cleared(self) -> None:
         """The index is empty; what was logged before no longer matters."""
@@ -46,9 +50,9 @@ class BlockLog:
             self._forget()
             return None
         events: list[KvEvent] = [AllBlocksCleared()] if self._cleared else []
-        for is_stored, hashes in self._runs:
+        for is_stored, digests in self._runs:
             kind = BlocksStored if is_stored else BlocksRemoved
-            events.append(kind(tuple(hashes)))
+            events.append(kind(tuple(unpack_hashes(b"".join(digests)))))
         self._forget()
         return events
 
@@ -57,14 +61,14 @@ class BlockLog:
         self._blocks = 0
         self._cleared = self._overflowed = False
 
-    def _append(self, is_stored: bool, block_hashes: Sequence[BlockHash]) -> None:
-        if not block_hashes or self._overflowed:
+    def _append(self, is_stored: bool, digests: bytes) -> None:
+        if not digests or self._overflowed:
             return
-        self._blocks += len(block_hashes)
+        self._blocks += len(digests) // BLOCK_DIGEST_BYTES
         if self._blocks > self._blocks_max:
             self._forget()
             self._overflowed = True
             return
         if not self._runs or self._runs[-1][0] != is_stored:
             self._runs.append((is_stored, []))
-        self._runs[-1][1].extend(block_hashes)
+        self._runs[-1][1].append(digests)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.config import EvictionPolicy
-from kvferry.kv_events import AllBlocksCleared, BlocksStored, chain_hashes, chain_root
+from kvferry.kv_events import (
+    BLOCK_DIGEST_BYTES,
+    AllBlocksCleared,
+    BlocksStored,
+    chain_digests,
+    chain_root_digest,
+)
 from mem_cache.block_log import BlockLog
 from mem_cache.eviction import EvictionOrder
 from mem_cache.tree_node import (
@@ -128,9 +134,10 @@ class RadixCache:
         upper.priority = lower.priority
         upper.created_at = lower.created_at
         blocks = upper.end // self.block_tokens - parent.end // self.block_tokens
-        upper.block_hashes = lower.block_hashes[:blocks]
+        told = blocks * BLOCK_DIGEST_BYTES
+        upper.block_digests = lower.block_digests[:told]
         parent.children[upper.child_key] = upper
-        lower.block_hashes = lower.block_hashes[blocks:]
+        lower.block_digests = lower.block_digests[told:]
         lower.key = lower.key[cut:]
         lower.length -= tokens
         lower.value = lower.value[tokens:].copy()
@@ -216,7 +223,7 @@ class RadixCache:
         leaf = self._attach(parent, key, value[parent.end : stop].copy(), extra_key, priority)
         self._evictable += leaf.length
         self._order.add(leaf)
-        self._log.stored(leaf.block_hashes)
+        self._log.stored(leaf.block_digests)
         return leaf
 
     def _attach(
@@ -228,23 +235,24 @@ class RadixCache:
         node.priority = priority
         node.child_key = self._child_key(parent, node.key[: self._unit_bytes], extra_key)
         parent.children[node.child_key] = node
-        node.block_hashes = self._hash_blocks(node, key)
+        node.block_digests = self._hash_blocks(node, key)
         return node
 
-    def _hash_blocks(self, leaf: TreeNode, key: bytes) -> tuple[BlockHash, ...]:
-        """Hashes of the blocks that end within the new node; `key` is its whole path."""
+    def _hash_blocks(self, leaf: TreeNode, key: bytes) -> bytes:
+        """Digests of the blocks that end within the new node; `key` is its whole path."""
         first = leaf.start // self.block_tokens
         if leaf.end // self.block_tokens == first:
-            return ()
-        previous = chain_root(leaf.extra_key)
+            return b""
+        previous = b""
         node = leaf.parent
-        while node is not None:
-            if node.block_hashes:
-                previous = node.block_hashes[-1]
-                break
+        while node is not None and not previous:
+            previous = node.block_digests[-BLOCK_DIGEST_BYTES:]
             node = node.parent
-        tokens = np.frombuffer(key, dtype="<i4")[first * self.block_tokens : leaf.end]
-        return tuple(chain_hashes(previous, tokens, self.block_tokens))
+        return chain_digests(
+            previous or chain_root_digest(leaf.extra_key),
+            key[first * self.block_tokens * TOKEN_BYTES :],
+            self.block_tokens,
+        )
 
     def evict(self, num_tokens: int) -> SlotIndices:
         """Remove unlocked leaves until `num_tokens` slots came free; returns all that did."""
@@ -267,7 +275,7 @@ class RadixCache:
         del parent.children[node.child_key]
         node.parent = None
         self._evictable -= node.length
-        self._log.removed(node.block_hashes)
+        self._log.removed(node.block_digests)
         if self.is_evictable(parent):
             self._order.add(parent)
         return node.value

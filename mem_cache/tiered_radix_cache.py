@@ -160,7 +160,7 @@ class TieredRadixCache(RadixCache):
         assert node.in_flight is None, f"{node} is removed while it is copied"
         del parent.children[node.child_key]
         node.parent = None
-        self._log.removed(node.block_hashes)
+        self._log.removed(node.block_digests)
 
     # --- the host ---------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from kvferry.ids import ExtraKey
+from kvferry.kv_events import unpack_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ class TreeNode:
     """
 
     __slots__ = (
-        "block_hashes",
+        "block_digests",
         "child_key",
         "children",
         "created_at",
@@ -85,13 +86,18 @@ class TreeNode:
         self.host_children = 0
         self.in_flight: Copy | None = None
         """The copy between tiers that this edge is part of."""
-        self.block_hashes: tuple[BlockHash, ...] = ()
-        """Hashes of the event blocks that end within `(start, end]`, first block first."""
+        self.block_digests = b""
+        """Digests of the event blocks that end within `(start, end]`, one after the other."""
 
     @property
     def start(self) -> int:
         """Tokens of the path before this edge."""
         return self.end - self.length
+
+    @property
+    def block_hashes(self) -> list[BlockHash]:
+        """Hashes of the event blocks that end within `(start, end]`, first block first."""
+        return unpack_hashes(self.block_digests)
 
     @property
     def on_device(self) -> bool:

@@ -198,7 +198,7 @@ class WindowRadixCache(RadixCache):
             node.created_at = node.last_access = self._tick
             self._evictable += node.length
             self._order.add(node)
-            self._log.stored(node.block_hashes)
+            self._log.stored(node.block_digests)
         return np.concatenate(duplicates)
 
     def _evict_leaf(self, node: TreeNode) -> SlotIndices:
@@ -206,7 +206,7 @@ class WindowRadixCache(RadixCache):
         assert self.is_evictable(node), f"check 5: {node} is no unlocked node with slots"
         slots, node.value = node.value, NO_SLOTS
         self._evictable -= node.length
-        self._log.removed(node.block_hashes)
+        self._log.removed(node.block_digests)
         self._prune(node)
         return slots
 

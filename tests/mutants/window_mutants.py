@@ -28,7 +28,7 @@ WINDOW_MUTANTS = (
         "filled-tombstone-not-told",
         "Routers are told of a block that has slots again.",
         _TREE,
-        "            self._log.stored(node.block_hashes)\n",
+        "            self._log.stored(node.block_digests)\n",
         "",
         _TREE_TESTS,
     ),

@@ -129,7 +129,7 @@ class Checked:
 def test_the_scan_finds_the_same_leaf(policy):
     seen: Counter[str] = Counter()
 
-    @given(st.lists(OPERATIONS, min_size=30, max_size=80))
+    @given(st.lists(OPERATIONS, min_size=25, max_size=50))
     def run(operations):
         tree = RadixCache(PAGE_SIZE, event_block_tokens(PAGE_SIZE), policy)
         checked = Checked(policy, tree, seen)
