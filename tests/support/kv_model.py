@@ -188,10 +188,12 @@ class KvModel:
 
 
 def tree_pages(cache: KVCache) -> Published:
-    """What the real tree holds, page by page."""
+    """What the real tree holds on the device, page by page."""
     step = 4 * cache.page_size
     pages: Published = {}
     for key, node in _paths(cache):
+        if not node.on_device:
+            continue
         start = len(key) - len(node.key)
         for end in range(start + step, len(key) + 1, step):
             first = (end - start) // 4 - cache.page_size
