@@ -91,6 +91,10 @@ def _assert_serves(cluster: RunningCluster, expected: list[int], prompt: list[in
     assert stream.error is None
     assert stream.tokens == expected
     _wait_idle(cluster)
+    with Client(cluster.address) as client:
+        audits = client.audit("").audits
+    assert [entry.worker_id for entry in audits] == ["decode-0", "prefill-0"]
+    assert all(entry.HasField("report") and not entry.report.violations for entry in audits), audits
 
 
 def test_prefill_worker_killed_while_it_computes(cluster: RunningCluster) -> None:

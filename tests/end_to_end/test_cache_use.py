@@ -1,0 +1,139 @@
+"""Salts, ways of sharing and audits, from a client's call to the tree of each worker."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+
+from kvferry.config import load_config
+from kvferry.membership import Role
+from kvferry.rpc.v1 import inference_pb2 as inference
+from tests.support.in_process_cluster import InProcessCluster, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvferry.config import ClusterConfig
+
+PROMPT_TOKENS = 64
+PAGE = 16
+
+
+def _config(**overrides: str) -> ClusterConfig:
+    settings = {"cache.page_size": str(PAGE), "model.context_length": "256"}
+    settings |= {"cache.memory_bytes": str(64 * 2**20)}
+    return load_config(None, {}, settings | overrides)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[InProcessCluster]:
+    overrides = {"cache.audit_interval_steps": "1"}
+    with InProcessCluster(_config(**overrides), (Role.PREFILL, Role.DECODE)) as cluster:
+        yield cluster
+
+
+def _prompt(seed: int) -> list[int]:
+    """A prompt of its own for each test, so that none hits what another one left."""
+    return np.random.default_rng(seed).integers(100, 20_000, PROMPT_TOKENS).tolist()
+
+
+def _ask(cluster: InProcessCluster, ids: list[int], **fields: Any) -> inference.Usage:
+    request = inference.GenerateRequest(
+        token_ids=inference.TokenIds(ids=ids),
+        sampling=inference.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+        **fields,
+    )
+    answer = collect(cluster.stub.Generate(request, timeout=60))
+    cluster.wait_idle(within_s=5)
+    return answer.finish.usage
+
+
+def _hits(usage: inference.Usage) -> tuple[int, int]:
+    """(at the source, at the sink) in tokens."""
+    assert usage.host_hit_tokens == 0
+    assert usage.moved_tokens == usage.prompt_tokens - usage.decode_hit_tokens
+    return usage.prefill_hit_tokens, usage.decode_hit_tokens
+
+
+# The source computes the last token again for its logits, and hits whole pages.
+ALL = (PROMPT_TOKENS - PAGE, PROMPT_TOKENS)
+NONE = (0, 0)
+
+
+def test_equal_salts_share_and_different_ones_never_do(pair: InProcessCluster) -> None:
+    ids = _prompt(1)
+    assert _hits(_ask(pair, ids, cache_salt="a")) == NONE
+    assert _hits(_ask(pair, ids, cache_salt="a")) == ALL
+    assert _hits(_ask(pair, ids, cache_salt="b")) == NONE
+    assert _hits(_ask(pair, ids)) == NONE
+    assert _hits(_ask(pair, ids)) == ALL
+    assert _hits(_ask(pair, ids, cache_salt="b")) == ALL
+
+
+def test_a_private_request_neither_uses_nor_leaves_kv(pair: InProcessCluster) -> None:
+    ids, private = _prompt(2), inference.SHARING_PRIVATE
+    assert _hits(_ask(pair, ids, sharing=private)) == NONE
+    assert _hits(_ask(pair, ids)) == NONE
+    assert _hits(_ask(pair, ids, sharing=private)) == NONE
+    assert _hits(_ask(pair, ids)) == ALL
+
+
+def test_a_recomputed_request_uses_no_kv_but_leaves_its_own(pair: InProcessCluster) -> None:
+    ids, recomputed = _prompt(3), inference.SHARING_RECOMPUTED
+    assert _hits(_ask(pair, ids, sharing=recomputed)) == NONE
+    assert _hits(_ask(pair, ids, sharing=recomputed)) == NONE
+    assert _hits(_ask(pair, ids)) == ALL
+
+
+def test_an_audit_of_the_running_workers_is_clean(pair: InProcessCluster) -> None:
+    _ask(pair, _prompt(4))
+    answer = pair.admin.Audit(inference.AuditRequest(), timeout=30)
+    assert [entry.worker_id for entry in answer.audits] == ["decode-1", "prefill-0"]
+    for entry in answer.audits:
+        assert list(entry.report.violations) == []
+        assert entry.report.accounts.total > 0
+        assert entry.report.engine_steps > 0
+
+
+def test_audits_between_the_steps_of_running_requests_are_clean(pair: InProcessCluster) -> None:
+    prompts = [_prompt(seed) for seed in range(10, 18)]
+    live = 0
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(pair.generate_all, prompts, 8, 4)
+        while not answers.done():
+            for entry in pair.admin.Audit(inference.AuditRequest(), timeout=30).audits:
+                assert list(entry.report.violations) == []
+                live = max(live, entry.report.accounts.rows_live)
+        assert len(answers.result()) == len(prompts)
+    assert live > 1, "no audit met running requests"
+    pair.wait_idle(within_s=5)
+
+
+def test_an_audit_finds_a_page_that_nobody_owns() -> None:
+    with InProcessCluster(_config(), (Role.BOTH,)) as cluster:
+        kv_cache = cluster.workers[0]._kv_cache
+        assert kv_cache is not None
+        kv_cache.allocator.alloc(PAGE)
+        (entry,) = cluster.admin.Audit(
+            inference.AuditRequest(worker_id="both-0"), timeout=30
+        ).audits
+        assert any("lost" in violation for violation in entry.report.violations)
+        assert any("check 8" in violation for violation in entry.report.violations)
+        # The worker goes on: it is the operator's to decide.
+        assert cluster.workers[0].is_alive()
+
+
+def test_an_audit_that_finds_something_by_itself_ends_the_worker() -> None:
+    config = _config(**{"cache.audit_interval_steps": "1"})
+    with InProcessCluster(config, (Role.BOTH,)) as cluster:
+        kv_cache = cluster.workers[0]._kv_cache
+        assert kv_cache is not None
+        kv_cache.allocator.alloc(PAGE)
+        request = inference.GenerateRequest(text="hello", sampling={"max_tokens": 4})
+        with pytest.raises(grpc.RpcError, match="lost"):
+            collect(cluster.stub.Generate(request, timeout=60))
+        assert not cluster.workers[0].is_alive()
