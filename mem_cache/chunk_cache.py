@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
     from kvferry.ids import ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.attention_window import AttentionWindow
     from mem_cache.tree_node import TreeNode
 
 
 class ChunkCache:
     """Takes nothing and finds nothing; each request keeps its slots until its release."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: AttentionWindow) -> None:
         self.root = new_root()
+        self.window = window
 
     def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
         """Nothing is found: the root, length 0."""

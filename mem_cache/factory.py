@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.errors import ConfigError
 from kvferry.kv_events import event_block_tokens
+from mem_cache.attention_window import AttentionWindow
 from mem_cache.chunk_cache import ChunkCache
 from mem_cache.copier import ThreadCopier
 from mem_cache.host_pool import HostPool
@@ -17,6 +18,7 @@ from mem_cache.radix_cache import RadixCache
 from mem_cache.req_to_token_pool import ReqToTokenPool
 from mem_cache.slot_allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 from mem_cache.tiered_radix_cache import TieredRadixCache
+from mem_cache.window_radix_cache import WindowRadixCache
 
 if TYPE_CHECKING:
     from kvferry.config import CacheConfig
@@ -47,10 +49,13 @@ def assemble_kv_cache(
     device: str = "cpu",
     *,
     copier: Copier | None = None,
+    window: int | None = None,
 ) -> KVCache:
     """As `build_kv_cache`, with a given number of usable slots (whole pages).
 
     `copier` moves KV between tiers, if there are several; None: a thread of its own does.
+    `window`: how many tokens, itself included, a token attends to in every layer of the model;
+    None: all. Raises `ConfigError` for a window together with a host tier.
     """
     # Pages are written to the row whole, so a row ends at a page's end.
     width = layout.round_up(context_length)
@@ -58,7 +63,11 @@ def assemble_kv_cache(
     allocator = _allocator(num_slots, layout.page_size)
     tree: PrefixCache
     if config.host.memory_bytes == 0:
-        tree, tier = _tree(config, layout.page_size), None
+        # A window that no request leaves is none.
+        tokens = None if window is None or window >= context_length else window
+        tree, tier = _tree(config, AttentionWindow.of(tokens, layout.page_size)), None
+    elif window is not None:
+        raise ConfigError("cache.host.memory_bytes", "must be 0: the model has a sliding window")
     else:
         pages = HostPool(pool, _host_slots(config, layout), device)
         tree = _tiered_tree(config, pages)
@@ -99,7 +108,10 @@ def _allocator(num_slots: int, page_size: int) -> SlotAllocator:
     return PagedTokenToKVPoolAllocator(num_slots, page_size)
 
 
-def _tree(config: CacheConfig, page_size: int) -> PrefixCache:
+def _tree(config: CacheConfig, window: AttentionWindow) -> PrefixCache:
+    page_size = window.page_size
     if not config.radix:
-        return ChunkCache()
+        return ChunkCache(window)
+    if window.tokens is not None:
+        return WindowRadixCache(page_size, event_block_tokens(page_size), window, config.eviction)
     return RadixCache(page_size, event_block_tokens(page_size), config.eviction)

@@ -6,7 +6,8 @@ nothing. Owners of a slot: the allocator (free), the index (evictable or protect
 
 | interval of a row | owner | at checkpoint |
 |---|---|---|
-| `[0, cache_protected_len)` | index, locked | untouched |
+| `[0, window_start)` | given up: left of a sliding window | untouched |
+| `[window_start, cache_protected_len)` | index, locked | untouched |
 | `[cache_protected_len, matched)` | request, a duplicate | freed |
 | `[matched, key_len)` | request | handed to the index |
 | `[key_len, allocated_len)` | request: partial page, preallocated tail | stays |
@@ -15,6 +16,8 @@ nothing. Owners of a slot: the allocator (free), the index (evictable or protect
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvferry.accounts import KvAccounts
 from kvferry.cache_key import Sharing
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from kvferry.accounts import HostAccounts
     from kvferry.ids import AttemptId, ExtraKey, SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.attention_window import AttentionWindow
     from mem_cache.host_tier import HostTier
     from mem_cache.kv_pool import KvPool
     from mem_cache.layout import PagedLayout
@@ -84,6 +88,11 @@ class KVCache:
         return self.allocator.num_slots
 
     @property
+    def window(self) -> AttentionWindow:
+        """Which positions the next tokens of a request read."""
+        return self.tree.window
+
+    @property
     def copies_in_flight(self) -> int:
         """Copies between tiers that `poll` will finish."""
         return 0 if self.tier is None else self.tier.copies_in_flight
@@ -114,9 +123,11 @@ class KVCache:
             match = self.tree.match_prefix(token_ids[:limit], extra_key)
             # Locked before anything else may evict: a matched node is only borrowed.
             kv.last_node = match.last_device_node
-        self.tree.lock(kv.last_node)
+        kv.window_start = start = self.window.needed_from(kv.last_node.end)
+        self.tree.lock(kv.last_node, start)
         (row,) = self.rows.alloc([kv]) or (0,)
-        self.rows.write(row, 0, self.tree.path_device_indices(kv.last_node))
+        self.rows.write(row, 0, np.zeros(start, dtype=np.int64))
+        self.rows.write(row, start, self.tree.path_device_indices(kv.last_node, start))
         self._has_prefix(kv)
         self._live[row] = kv
         if self.tier is not None:
@@ -160,13 +171,15 @@ class KVCache:
         """Have slots for positions `[0, new_len)`; returns those of `[committed_len, new_len)`.
 
         The rest of the last page is used before new pages are taken; unlocked cache is evicted as
-        needed. Raises `OutOfSlots`, with nothing changed.
+        needed. What has left the window is given up first; it could be published until then.
+        Raises `OutOfSlots`, with nothing else changed.
         """
         row = require_live(self, kv)
         assert kv.loading_len == 0, f"{kv} is being loaded"
         assert kv.committed_len <= new_len <= self.context_length, (
             f"{kv} cannot be extended to {new_len} of {self.context_length} tokens"
         )
+        self._slide(kv, row)
         needed = self.layout.round_up(new_len) - kv.allocated_len
         if needed > 0:
             self.rows.write(row, kv.allocated_len, self._take(needed))
@@ -207,8 +220,8 @@ class KVCache:
         assert node.end == key_len, f"{kv}: the index took {node.end} of {key_len} tokens"
         self.allocator.free(result.duplicates)
         self.rows.write(row, start, self.tree.path_device_indices(node, start))
-        self.tree.lock(node)
-        self.tree.unlock(kv.last_node)
+        self.tree.lock(node, kv.window_start)
+        self.tree.unlock(kv.last_node, kv.window_start)
         kv.last_node = node
         kv.cache_protected_len = node.end
         kv.cache_inserted_len += node.end - matched
@@ -224,7 +237,7 @@ class KVCache:
         self._changed()
 
     def pin(self, kv: RequestKV) -> None:
-        """A handoff reads this row: no release before the matching `unpin`."""
+        """A handoff reads this row: no release and no slide before the matching `unpin`."""
         require_live(self, kv)
         assert not kv.inbound, f"{kv}: inbound KV cannot be read"
         assert kv.loading_len == 0, f"{kv} is being loaded"
@@ -252,7 +265,7 @@ class KVCache:
         kv.check_intervals()
         # Committed rest and preallocated tail at once: they may share a page.
         self.allocator.free(self.rows.read(row, kv.cache_protected_len, kv.allocated_len))
-        self.tree.unlock(kv.last_node)
+        self.tree.unlock(kv.last_node, kv.window_start)
         del self._live[row]
         self.rows.free(kv)
         self._changed()
@@ -262,7 +275,8 @@ class KVCache:
     def slots(self, kv: RequestKV, start: int, stop: int) -> SlotIndices:
         """Slots of positions `[start, stop)`, a copy."""
         row = require_live(self, kv)
-        assert 0 <= start <= stop <= kv.allocated_len, f"{kv} has no slots [{start}, {stop})"
+        in_order = kv.window_start <= start <= stop <= kv.allocated_len
+        assert in_order, f"{kv} has no slots [{start}, {stop})"
         return self.rows.read(row, start, stop)
 
     def live_requests(self) -> tuple[RequestKV, ...]:
@@ -347,6 +361,23 @@ class KVCache:
         """All that the request has is the path it locks."""
         held = kv.last_node.end
         kv.prefix_len = kv.cache_protected_len = kv.committed_len = kv.allocated_len = held
+
+    def _slide(self, kv: RequestKV, row: int) -> None:
+        """Give up what no token to come reads: own slots come free, the index's are unlocked."""
+        start = self.window.slid(kv.window_start, kv.committed_len)
+        # What a handoff reads or fills is not for the next token of this worker alone.
+        if start == kv.window_start or kv.pins > 0 or kv.inbound:
+            return
+        if start < kv.cache_protected_len:
+            self.tree.lock(kv.last_node, start)
+            self.tree.unlock(kv.last_node, kv.window_start)
+        else:
+            self.allocator.free(self.rows.read(row, kv.cache_protected_len, start))
+            self.tree.unlock(kv.last_node, kv.window_start)
+            kv.last_node, kv.cache_protected_len = self.tree.root, start
+        self.rows.write(row, kv.window_start, np.zeros(start - kv.window_start, dtype=np.int64))
+        kv.window_start = start
+        self._changed()
 
     def _match_again(self, tier: HostTier, waiter: Waiter) -> MatchResult:
         limit = max(0, len(waiter.token_ids) - 1)

@@ -2,7 +2,7 @@
 
 1 new slots are in range, unique, disjoint from live ones    [allocator, always; here, in full]
 2 key and slots have equal length                            [insert, always; here]
-3 the row below `cache_protected_len` reads the index's slots [here]
+3 the row below `cache_protected_len` reads the index's slots, and none left of its window [here]
 4 intervals of a row are ordered and disjoint                [release, always; here]
 5 evicted nodes are unlocked leaves and give back their length [evict, always]; every unlocked
   leaf can be found by eviction                              [here]
@@ -110,9 +110,9 @@ def held_slots(kvs: Iterable[RequestKV]) -> int:
     for kv in kvs:
         count += kv.private_len + kv.loading_len
         node = kv.last_node
-        while node.parent is not None and node.node_id not in seen:
+        while node.parent is not None and node.end > kv.window_start:
+            count += 0 if node.node_id in seen else len(node.value)
             seen.add(node.node_id)
-            count += len(node.value)
             node = node.parent
     return count
 
@@ -160,8 +160,10 @@ def _check_slots(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
 
 def _check_nodes(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Checks 2 and 5, and the shape of the tree."""
+    has_window = books.tree.window.tokens is not None
     for node in nodes:
-        is_elsewhere = books.tier is not None and not node.on_device
+        may_be_elsewhere = books.tier is not None or (has_window and node.children)
+        is_elsewhere = may_be_elsewhere and not node.on_device
         if (len(node.key) != TOKEN_BYTES * len(node.value) and not is_elsewhere) or not node.key:
             yield f"check 2: {node} has {len(node.key)} key bytes, {len(node.value)} slots"
         if node.length * TOKEN_BYTES != len(node.key):
@@ -194,28 +196,31 @@ def _check_requests(books: Books) -> Iterator[str]:
 def _check_path(books: Books, kv: RequestKV) -> Iterator[str]:
     row = kv.req_pool_idx
     assert row is not None, "checked by the caller"
-    if kv.last_node.end != kv.cache_protected_len:
+    locks_nothing = kv.last_node is books.tree.root and kv.cache_protected_len == kv.window_start
+    if kv.last_node.end != kv.cache_protected_len and not locks_nothing:
         yield f"check 3: {kv} is locked up to {kv.last_node}"
         return
-    path = books.tree.path_device_indices(kv.last_node)
-    ours = books.rows.read(row, 0, kv.cache_protected_len)
+    if books.rows.read(row, 0, kv.window_start).any():
+        yield f"check 3: the row of {kv} reads slots left of its window"
+    path = books.tree.path_device_indices(kv.last_node, kv.window_start)
+    ours = books.rows.read(row, kv.window_start, kv.cache_protected_len)
     if not np.array_equal(ours, path):
         yield f"check 3: the row of {kv} does not read the index's slots"
 
 
 def _check_locks(books: Books, nodes: list[TreeNode]) -> Iterator[str]:
     """Check 7: each lock count is that of live requests and loads whose path goes through."""
-    holders = [(str(kv), kv.last_node) for kv in books.live_requests()]
+    holders = [(str(kv), kv.last_node, kv.window_start) for kv in books.live_requests()]
     if books.tier is not None:
         holders += [
-            (f"load of {load.node!r}", load.above)
+            (f"load of {load.node!r}", load.above, 0)
             for load in books.tier.transfers()
             if load.is_load and load.above is not None
         ]
     expected: Counter[int] = Counter()
-    for name, node in holders:
+    for name, node, start in holders:
         while node.parent is not None:
-            expected[node.node_id] += 1
+            expected[node.node_id] += node.end > start
             node = node.parent
         if node is not books.tree.root:
             yield f"check 7: {name} is locked in a tree that is gone"

@@ -18,6 +18,7 @@ from kvferry.kv_events import (
     chain_digests,
     chain_root_digest,
 )
+from mem_cache.attention_window import AttentionWindow
 from mem_cache.block_log import BlockLog
 from mem_cache.eviction import EvictionOrder
 from mem_cache.tree_node import (
@@ -49,6 +50,7 @@ class RadixCache:
         assert block_tokens % page_size == 0, "event blocks are whole pages"
         self.root = new_root()
         self.page_size = page_size
+        self.window = AttentionWindow.of(None, page_size)
         self.block_tokens = block_tokens
         self._unit_bytes = page_size * TOKEN_BYTES
         self._order = EvictionOrder(policy, self.is_evictable)

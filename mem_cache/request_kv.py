@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class RequestKV:
     """Who owns which interval of a request's row. Changed by `KVCache` alone.
 
-    `[0, cache_protected_len)` belongs to the tree, locked by this request;
+    `[0, window_start)` is given up: no token to come reads it;
+    `[window_start, cache_protected_len)` belongs to the tree, locked by this request;
     `[cache_protected_len, committed_len)` is the request's own, computed;
-    `[committed_len, allocated_len)` is the request's own, K/V not there yet. `allocated_len` and
-    `cache_protected_len` are whole pages, so each page of the row has one owner.
+    `[committed_len, allocated_len)` is the request's own, K/V not there yet. All but
+    `committed_len` are whole pages, so each page of the row has one owner.
     """
 
     request_id: AttemptId | str
@@ -36,6 +37,8 @@ class RequestKV:
     req_generation: int = 0
     prefix_len: int = 0
     """Tokens found in the tree when the request was opened, and those that were loaded since."""
+    window_start: int = 0
+    """Where what it holds begins; above 0 with a sliding window only."""
     cache_protected_len: int = 0
     cache_inserted_len: int = 0
     """Tokens of the row that this request itself published: they are no hit."""
@@ -55,13 +58,14 @@ class RequestKV:
 
     def check_intervals(self) -> None:
         """Ledger check 4: the intervals are disjoint and none is negative."""
-        assert 0 <= self.cache_protected_len <= self.committed_len <= self.allocated_len, (
-            f"check 4: intervals are not in order: {self}"
-        )
+        ends = (self.window_start, self.cache_protected_len, self.committed_len, self.allocated_len)
+        assert list(ends) == sorted(ends), f"check 4: intervals are not in order: {self}"
+        assert self.window_start >= 0, f"check 4: intervals are not in order: {self}"
 
     def __repr__(self) -> str:
         return (
             f"RequestKV({self.request_id}, row {self.req_pool_idx}, "
+            f"window_start {self.window_start}, "
             f"cache_protected_len {self.cache_protected_len}, "
             f"committed_len {self.committed_len}, allocated_len {self.allocated_len}"
             f"{', inbound' if self.inbound else ''}, pins {self.pins})"

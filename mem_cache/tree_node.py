@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from kvferry.ids import SlotIndices, TokenIds
     from kvferry.kv_events import BlockHash, KvEvent
+    from mem_cache.attention_window import AttentionWindow
     from mem_cache.copier import Copy
 
 TOKEN_BYTES = 4
@@ -155,6 +156,8 @@ class PrefixCache(Protocol):
     """
 
     root: TreeNode
+    window: AttentionWindow
+    """How much of a prefix must have slots for it to be a match: all, but for a sliding window."""
 
     def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
         """Find the longest cached prefix. A write: may split an edge, refreshes access times."""

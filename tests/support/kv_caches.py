@@ -39,12 +39,13 @@ def tiny_cache(
     rows: int = 8,
     radix: bool = True,
     context_length: int = 1024,
+    window: int | None = None,
     auditing: bool = True,
 ) -> KVCache:
     """A KV cache of `pages` usable pages that audits itself after every change."""
     config = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=auditing)
     return assemble_kv_cache(
-        tiny_layout(page_size), config, pages * page_size, context_length=context_length
+        tiny_layout(page_size), config, pages * page_size, context_length, window=window
     )
 
 
