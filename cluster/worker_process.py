@@ -18,6 +18,7 @@ from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import Intake
 from engine.auditor import Auditor
 from engine.engine import Engine
+from engine.garbage import GarbageCollections
 from engine.kv_event_feed import KvEventFeed
 from engine.model_directory import resolve_model
 from engine.model_runner import ModelRunner
@@ -138,7 +139,8 @@ class WorkerProcess:
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
         self._step_loop, self._driver, self._kv_cache = step_loop, driver, kv_cache
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
-        return step_loop, driver, [driver, intake, feed, auditor]
+        garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
+        return step_loop, driver, [driver, intake, feed, auditor, garbage]
 
     def _post(self, event: object) -> None:
         if self._step_loop is None:

@@ -70,6 +70,10 @@ STOP_TIMEOUT_S = 10.0
 IDLE_AUDIT_INTERVAL_S = 10.0
 """An idle worker that has computed something runs all ledger checks, no more often than this: a
 full audit of 10^5 slots takes about 10 ms."""
+FULL_COLLECTION_IDLE_S = 60.0
+"""An idle worker looks for garbage in cycles no more often: about 1 us per node of the index."""
+FULL_COLLECTION_INTERVAL_S = 600.0
+"""A busy one no less often. Cycles are what failed requests leave behind: some kilobytes each."""
 ENGINE_IDLE_WAIT_S = 0.25
 """Longest sleep of an idle engine thread; deadlines are looked at no less often."""
 
