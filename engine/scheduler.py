@@ -83,6 +83,11 @@ class Scheduler:
         lists = (self._prefilling.values(), self._loading.values(), self._waiting, self._deferred)
         return sum(request.uncomputed for requests in lists for request in requests)
 
+    @property
+    def horizon(self) -> int:
+        """Requests that arrived no later than this are assured: never retracted (again)."""
+        return self._admission.horizon
+
     # --- arrivals -------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
@@ -234,7 +239,7 @@ class Scheduler:
         """The youngest request that may lose its KV. Never the oldest, nor an assured one."""
         running = [*self._decoding.values(), *self._prefilling.values()]
         ages = sorted((r for r in running if r.is_retractable), key=_arrival)
-        if len(ages) < 2 or ages[-1].arrival <= self._admission.horizon:
+        if len(ages) < 2 or ages[-1].arrival <= self.horizon:
             return None
         return ages[-1]
 

@@ -70,9 +70,7 @@ class DigestRunner:
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [R, VOCAB] with a clear winner."""
-        written = torch.stack([batch.token_ids.float(), batch.positions.float()], dim=1)
-        self._keys[batch.out_slots] = written
-        self._values[batch.out_slots] = written
+        self._write(batch.out_slots, batch.token_ids, batch.positions)
         meta = batch.attention
         self.steps.append(meta.query_lengths.tolist())
         ends = {int(end) - 1: number for number, end in enumerate(meta.qo_indptr[1:])}
@@ -81,6 +79,16 @@ class DigestRunner:
             tokens = self._read(meta, ends[position])
             logits[row, next_token(tokens)] = 10.0
         return logits
+
+    def receive(self, slots: np.ndarray, tokens: np.ndarray, start: int) -> None:
+        """Put the KV of `tokens`, which begin at position `start`, where a handoff would."""
+        positions = torch.arange(start, start + len(tokens))
+        self._write(torch.from_numpy(slots), torch.from_numpy(tokens), positions)
+
+    def _write(self, slots: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor) -> None:
+        written = torch.stack([tokens.float(), positions.float()], dim=1)
+        self._keys[slots] = written
+        self._values[slots] = written
 
     def _read(self, meta: object, sequence: int) -> list[int]:
         pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]

@@ -58,9 +58,10 @@ class EngineBench:
         radix: bool = True,
         context_length: int | None = None,
         scheduler: SchedulerConfig | None = None,
+        auditing: bool = True,
     ) -> None:
         layout = digest_layout(page_size)
-        cache = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=True)
+        cache = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=auditing)
         self.kv_cache = assemble_kv_cache(layout, cache, num_slots, context_length or num_slots)
         self.runner = DigestRunner(self.kv_cache.pool, page_size)
         self.engine = Engine(

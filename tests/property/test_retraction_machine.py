@@ -1,0 +1,311 @@
+"""Scheduler, admission and a real KV cache under requests of every kind, on a pool too small.
+
+After every step: the ledger holds, nobody was retracted twice, no victim was assured or the oldest,
+what is assured fits, and whoever nothing fixed stands in the way of got on. In the end everybody
+has the answer of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.request import Request, Stage
+from kvferry.config import SchedulerConfig
+from kvferry.generation import OutputToken
+from tests.support.digest_model import VOCAB, next_token
+from tests.support.engine_bench import EngineBench
+
+pytestmark = pytest.mark.property
+
+PAGES = {1: 32, 4: 12, 16: 6}
+STEPS = 50
+CI_EXAMPLES, SLOW_EXAMPLES = 4, 150
+CI_SEEDS = range(1, 12)
+"""Tried in turn until the sample is worth something."""
+STOPS = tuple(range(12))
+WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held"}
+WORTH_SEEING_OF_SMALL_PAGES = WORTH_SEEING | {"refused", "sat out"}
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Where a running request stood before a step."""
+
+    stage: Stage
+    uncomputed: int
+    num_tokens: int
+    retractions: int
+
+
+class RetractionMachine(RuleBasedStateMachine):
+    """One engine; all its requests, the live ones by stage, and what was seen."""
+
+    def __init__(self, page_size: int, radix: bool, seen: Counter[str]) -> None:
+        super().__init__()
+        self.bench = EngineBench(
+            page_size=page_size,
+            num_slots=PAGES[page_size] * page_size,
+            rows=7,
+            radix=radix,
+            auditing=False,
+            scheduler=SchedulerConfig(output_reserve=0.0, chunk_tokens=13, running_max=6),
+        )
+        self.engine, self.cache = self.bench.engine, self.bench.kv_cache
+        self.page_size = page_size
+        self.seen = seen
+        self.requests: list[Request] = []
+        self.firsts: dict[Request, int] = {}
+        self.cut: set[Request] = set()
+
+    # --- choices ----------------------------------------------------------------------------
+
+    def _request(self, data: st.DataObject, *, prefill_only: bool = False) -> Request:
+        """Prompt and answer of random lengths that fit the pool alone; half share a beginning."""
+        slots = self.cache.num_slots
+        length = data.draw(st.sampled_from(range(1, slots // 2)), label="prompt")
+        most = data.draw(st.sampled_from(range(1, slots - length + 1)), label="max_tokens")
+        seed = data.draw(st.sampled_from((0, 0, 1, 2)), label="text")
+        fork = data.draw(st.sampled_from((0, length // 2, length)), label="fork")
+        number = len(self.requests)
+        prompt = [
+            20 + (seed * 31 + at if at < fork else number * 17 + at * 7) % (VOCAB - 20)
+            for at in range(length)
+        ]
+        request = self.bench.request(
+            f"r{number}",
+            prompt,
+            max_tokens=most,
+            stop_token_ids=data.draw(st.sampled_from(((), STOPS)), label="stops"),
+            prefill_only=prefill_only,
+        )
+        self.requests.append(request)
+        return request
+
+    def _at(self, *stages: Stage) -> list[Request]:
+        return [request for request in self.requests if request.stage in stages]
+
+    def _one_at(self, data: st.DataObject, *stages: Stage) -> Request:
+        return data.draw(st.sampled_from(self._at(*stages)), label="request")
+
+    # --- arrivals and what roles do -----------------------------------------------------------
+
+    @precondition(lambda self: self.engine.scheduler.waiting < 6)
+    @rule(data=st.data(), prefill_only=st.sampled_from((False, False, False, True)))
+    def submit(self, data, prefill_only):
+        self.engine.submit(self._request(data, prefill_only=prefill_only))
+
+    @precondition(lambda self: self.engine.scheduler.waiting < 6)
+    @rule(data=st.data())
+    def submit_inbound(self, data):
+        self.engine.submit_inbound(self._request(data))
+
+    @rule()
+    def begin_handoffs(self):
+        """Always possible."""
+        while self.engine.next_expected() is not None:
+            pass
+
+    @precondition(lambda self: self._at(Stage.EXPECTED))
+    @rule(data=st.data())
+    def offer(self, data):
+        self._offer(self._one_at(data, Stage.EXPECTED))
+
+    @precondition(lambda self: self._at(Stage.EXPECTED))
+    @rule(data=st.data())
+    def decline(self, data):
+        self.engine.compute_here(self._one_at(data, Stage.EXPECTED))
+
+    @precondition(lambda self: self._at(Stage.INBOUND))
+    @rule(data=st.data())
+    def adopt(self, data):
+        self._adopt(self._one_at(data, Stage.INBOUND))
+
+    @precondition(lambda self: self._at(Stage.HELD))
+    @rule(data=st.data())
+    def close_handoff(self, data):
+        self._close(self._one_at(data, Stage.HELD))
+
+    @precondition(lambda self: any(r.stage is not Stage.ENDED for r in self.requests))
+    @rule(data=st.data(), really=st.sampled_from((False, False, True)))
+    def cancel(self, data, really):
+        if really:
+            request = self._one_at(data, *(set(Stage) - {Stage.ENDED}))
+            self.cut.add(request)
+            self.engine.end(request)
+
+    @rule(steps=st.sampled_from((1, 1, 3, 10)))
+    def step(self, steps):
+        for _ in range(steps):
+            self._step()
+
+    def _offer(self, request: Request) -> None:
+        if not self.engine.reserve_inbound(request):
+            self.seen["refused"] += 1
+            return
+        start = request.held_kv.committed_len
+        slots = self.cache.slots(request.held_kv, start, request.prompt_len)
+        self.bench.runner.receive(slots, request.prompt[start:], start)
+
+    def _adopt(self, request: Request) -> None:
+        first = next_token(request.prompt.tolist())
+        self.firsts[request] = first
+        self.cache.commit(request.held_kv, request.prompt_len)
+        self.cache.adopt(request.held_kv)
+        self.engine.adopt(request, OutputToken(first))
+        self.seen["adopted"] += 1
+
+    def _close(self, request: Request) -> None:
+        self.seen["held"] += 1
+        self.engine.end(request)
+
+    # --- the step -------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """One step, with everything it must not do and must have done."""
+        counters, horizon = self.engine.scheduler.counters, self.engine.scheduler.horizon
+        sat_out = counters["steps_sat_out"]
+        running = [r for r in self.requests if r.is_retractable]
+        before = {r: _Progress(r.stage, r.uncomputed, r.num_tokens, r.retractions) for r in running}
+        waiting = self._at(Stage.WAITING)
+        others = self._at(Stage.INBOUND, Stage.HELD, Stage.PREFILLING)
+        fixed = [r for r in others if not r.is_retractable]
+        oldest = min(running, key=lambda r: r.arrival, default=None)
+        computed = self.engine.step()
+        for request, was in before.items():
+            if request.retractions > was.retractions:
+                self.seen["retracted"] += 1
+                assert request.retractions == 1
+                assert request.arrival > horizon, "an assured request was retracted"
+                assert request is not oldest, "the oldest was retracted"
+            if request.arrival <= horizon and was.stage is Stage.DECODING:
+                assert request.num_tokens > was.num_tokens, "an assured request sat out"
+        self.seen["returned"] += any(
+            r.retractions and r.stage is not Stage.WAITING for r in waiting
+        )
+        self.seen["sat out"] += counters["steps_sat_out"] > sat_out
+        if oldest is not None and not fixed:
+            assert computed
+            was = before[oldest]
+            got_on = oldest.num_tokens > was.num_tokens or oldest.uncomputed < was.uncomputed
+            # An older one that was admitted now computes its prompt first.
+            assert got_on or any(r.arrival < oldest.arrival for r in waiting), "it did not get on"
+        return computed
+
+    # --- after every rule -----------------------------------------------------------------------
+
+    @invariant()
+    def what_is_assured_fits(self):
+        """The invariant of `engine.admission`, counted from the slots themselves."""
+        horizon, page = self.engine.scheduler.horizon, self.page_size
+        held: set[int] = set()
+        missing = 0
+        for request in self.requests:
+            kv = request.kv
+            assured = request.arrival <= horizon
+            if kv is None or (request.is_retractable and not assured):
+                continue
+            held |= set(self.cache.slots(kv, 0, kv.allocated_len).tolist())
+            if assured or request.prefill_only:
+                missing += max(0, -(-request.kv_len_max // page) * page - kv.allocated_len)
+        assert len(held) + missing <= self.cache.num_slots
+
+    @invariant()
+    def each_request_is_counted_once(self):
+        scheduler = self.engine.scheduler
+        stages = Counter(request.stage for request in self.requests)
+        assert scheduler.waiting == stages[Stage.WAITING]
+        assert scheduler.running == stages[Stage.PREFILLING] + stages[Stage.DECODING]
+        self.cache.audit()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Handoffs end, and then everybody does, each token computed at most twice."""
+        work = 2 * sum(len(request.tokens) for request in self.requests) + 10
+        for _ in range(work):
+            self.begin_handoffs()
+            for request in self._at(Stage.EXPECTED):
+                self._offer(request)
+            for request in self._at(Stage.INBOUND):
+                self._adopt(request)
+            for request in self._at(Stage.HELD):
+                self._close(request)
+            if not self._at(*(set(Stage) - {Stage.ENDED})):
+                break
+            self._step()
+        for request in self.requests:
+            assert request.stage is Stage.ENDED, f"{request.id} is {request.stage} for ever"
+            self._check_answer(request)
+        self.cache.audit()
+        assert self.cache.accounts().is_idle
+
+    def _check_answer(self, request: Request) -> None:
+        told = self.bench.recorder.tokens.get(request.id.request_id, [])
+        if request in self.firsts:
+            told = [self.firsts[request], *told]
+        tokens = request.prompt.tolist()
+        for token in told:
+            assert token == next_token(tokens)
+            tokens.append(token)
+        if request in self.cut or request.prefill_only:
+            return
+        stopped = told[-1] in request.stop_ids
+        self.seen["stopped early"] += stopped and len(told) < request.sampling.max_tokens
+        assert stopped or len(told) == request.sampling.max_tokens
+        assert self.bench.recorder.ends[request.id.request_id]
+
+
+def _run(page_size: int, radix: bool, examples: int, seed: int | None) -> Counter[str]:
+    seen: Counter[str] = Counter()
+
+    def machine() -> RetractionMachine:
+        return RetractionMachine(page_size, radix, seen)
+
+    run_state_machine_as_test(
+        machine if seed is None else hypothesis.seed(seed)(machine),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    return seen
+
+
+@pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
+@pytest.mark.parametrize("page_size", PAGES)
+def test_everybody_finishes_and_nobody_is_retracted_twice(page_size, radix):
+    wanted = _wanted(page_size)
+    seen: Counter[str] = Counter()
+    for seed in CI_SEEDS:
+        seen += _run(page_size, radix, CI_EXAMPLES, seed)
+        if set(seen) >= wanted:
+            return
+    raise AssertionError(f"the sample never saw {wanted - set(seen)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
+@pytest.mark.parametrize("page_size", PAGES)
+def test_everybody_finishes_in_many_more_runs(page_size, radix):
+    assert set(_run(page_size, radix, SLOW_EXAMPLES, None)) >= _wanted(page_size)
+
+
+def _wanted(page_size: int) -> set[str]:
+    return WORTH_SEEING if page_size > 1 else WORTH_SEEING_OF_SMALL_PAGES
