@@ -137,3 +137,29 @@ def test_an_audit_that_finds_something_by_itself_ends_the_worker() -> None:
         with pytest.raises(grpc.RpcError, match="lost"):
             collect(cluster.stub.Generate(request, timeout=60))
         assert not cluster.workers[0].is_alive()
+
+
+@pytest.mark.parametrize("roles", [(Role.PREFILL, Role.DECODE), (Role.BOTH,)], ids=str)
+def test_kv_that_comes_back_from_host_memory_is_told_apart(roles: tuple[Role, ...]) -> None:
+    overrides = {
+        # 420 tokens of KV on the device, as many answers' worth in host memory.
+        "cache.memory_bytes": str(420 * 46_080),
+        "cache.host.memory_bytes": str(64 * 2**20),
+        "cache.host.load_back_tokens_min": str(PAGE),
+        "cache.audit_interval_steps": "1",
+    }
+    with InProcessCluster(_config(**overrides), roles) as cluster:
+        ids = _prompt(20)
+        first = _ask(cluster, ids)
+        assert (first.prefill_hit_tokens, first.host_hit_tokens) == NONE
+        for seed in range(21, 29):  # more than the device holds
+            _ask(cluster, _prompt(seed))
+        again = _ask(cluster, ids)
+        assert (again.prefill_hit_tokens, again.host_hit_tokens) == (0, PROMPT_TOKENS - PAGE)
+        status = cluster.admin.ClusterStatus(inference.ClusterStatusRequest(), timeout=10)
+        source = next(entry for entry in status.workers if entry.worker_id.endswith("-0"))
+        assert source.host_accounts.total > 0
+        assert source.counters["host_tokens_loaded"] >= PROMPT_TOKENS - PAGE
+        for entry in cluster.admin.Audit(inference.AuditRequest(), timeout=30).audits:
+            assert list(entry.report.violations) == []
+            assert entry.report.host_accounts.total == source.host_accounts.total
