@@ -304,7 +304,8 @@ def test_everybody_finishes_and_nobody_is_retracted_twice(page_size, radix):
 @pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
 @pytest.mark.parametrize("page_size", PAGES)
 def test_everybody_finishes_in_many_more_runs(page_size, radix):
-    assert set(_run(page_size, radix, SLOW_EXAMPLES, None)) >= _wanted(page_size)
+    seen = _run(page_size, radix, SLOW_EXAMPLES, None)
+    assert set(+seen) >= _wanted(page_size)
 
 
 def _wanted(page_size: int) -> set[str]:
