@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.errors import ConfigError
@@ -9,6 +10,8 @@ from kvferry.kv_events import event_block_tokens
 from mem_cache.attention_window import AttentionWindow
 from mem_cache.chunk_cache import ChunkCache
 from mem_cache.copier import ThreadCopier
+from mem_cache.file_tier import FileTier
+from mem_cache.host_files import HostFiles
 from mem_cache.host_pool import HostPool
 from mem_cache.host_tier import HostTier
 from mem_cache.kv_cache import KVCache
@@ -21,6 +24,8 @@ from mem_cache.tiered_radix_cache import TieredRadixCache
 from mem_cache.window_radix_cache import WindowRadixCache
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvferry.config import CacheConfig
     from mem_cache.copier import Copier
     from mem_cache.layout import PagedLayout
@@ -48,12 +53,12 @@ def assemble_kv_cache(
     context_length: int,
     device: str = "cpu",
     *,
-    copier: Copier | None = None,
+    new_copier: Callable[[], Copier] = ThreadCopier,
     window: int | None = None,
 ) -> KVCache:
     """As `build_kv_cache`, with a given number of usable slots (whole pages).
 
-    `copier` moves KV between tiers, if there are several; None: a thread of its own does.
+    `new_copier` makes what moves KV between tiers, if there are several.
     `window`: how many tokens, itself included, a token attends to in every layer of the model;
     None: all. Raises `ConfigError` for a window together with a host tier.
     """
@@ -71,7 +76,8 @@ def assemble_kv_cache(
     else:
         pages = HostPool(pool, _host_slots(config, layout), device)
         tree = _tiered_tree(config, pages)
-        tier = HostTier(tree, allocator, pages, copier or ThreadCopier(), config.host)
+        files = _host_files(config, tree, pages, new_copier)
+        tier = HostTier(tree, allocator, pages, new_copier(), config.host, files)
     return KVCache(
         pool,
         ReqToTokenPool(config.rows, width, device),
@@ -100,6 +106,19 @@ def _tiered_tree(config: CacheConfig, pages: HostPool) -> TieredRadixCache:
     size = pages.page_size
     host_slots = _allocator(pages.num_slots, size)
     return TieredRadixCache(size, event_block_tokens(size), config.eviction, host_slots)
+
+
+def _host_files(
+    config: CacheConfig,
+    tree: TieredRadixCache,
+    pages: HostPool,
+    new_copier: Callable[[], Copier],
+) -> HostFiles | None:
+    directory, bytes_max = config.host.files.directory, config.host.files.bytes_max
+    if not directory:
+        return None
+    files = FileTier(Path(directory), pages.layout_hash, pages.page_bytes, bytes_max)
+    return HostFiles(tree, pages, files, new_copier())
 
 
 def _allocator(num_slots: int, page_size: int) -> SlotAllocator:

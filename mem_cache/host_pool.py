@@ -30,6 +30,7 @@ class HostPool:
         assert num_slots % layout.page_size == 0, f"{num_slots} host slots are not whole pages"
         self.page_size = layout.page_size
         self.num_slots = num_slots
+        self.layout_hash = layout.layout_hash
         self.page_bytes = pool.payload_bytes(layout.page_size, 0, layout.num_layers)
         self._pool = pool
         self._device = torch.device(device)

@@ -24,26 +24,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from kvferry.config import HostTierConfig
-    from kvferry.ids import SlotIndices, TokenIds
+    from kvferry.ids import SlotIndices
     from mem_cache.copier import Copier
+    from mem_cache.host_files import HostFiles
     from mem_cache.host_pool import HostPool
     from mem_cache.request_kv import RequestKV
     from mem_cache.slot_allocator import SlotAllocator
     from mem_cache.tiered_radix_cache import TieredRadixCache
     from mem_cache.tree_node import MatchResult, TreeNode
+    from mem_cache.waiter import Waiter
 
 _LOG = logging.getLogger(__name__)
 
 _HITS_WORTH_A_COPY = 2
 """Of the policy `write_through_selective`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A request that a load is for, with the tokens it wants."""
-
-    kv: RequestKV
-    token_ids: TokenIds
 
 
 @dataclass(slots=True, eq=False)
@@ -91,16 +85,24 @@ class HostTier:
         pages: HostPool,
         copier: Copier,
         config: HostTierConfig,
+        files: HostFiles | None = None,
     ) -> None:
         self.tree = tree
         self.pages = pages
         self.statistics = TierStatistics()
         self.copier = copier
+        self.files = files
         self._allocator = allocator
         self._policy = config.write_policy
         self._load_tokens_min = config.load_back_tokens_min
         self._transfers: dict[Copy, Transfer] = {}
         tree.before_eviction = self._before_eviction
+
+    def when_done(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from another thread, when there is something to collect."""
+        self.copier.on_done = wake
+        if self.files is not None:
+            self.files.copier.on_done = wake
 
     # --- device to host ---------------------------------------------------------------------
 
@@ -151,6 +153,8 @@ class HostTier:
             for edge in edges:
                 self.tree.keep(edge, transfer.part(edge, transfer.host_slots))
             self.statistics.written += len(transfer.host_slots)
+            if self.files is not None:
+                self.files.spill(transfer.node, transfer.start)
         else:
             self.tree.host_slots.free(transfer.host_slots)
         if transfer.above is not None:
@@ -174,19 +178,27 @@ class HostTier:
         room: int,
         take: Callable[[int], SlotIndices],
     ) -> int:
-        """Have host KV beyond the device's part of `match` loaded; returns how many tokens.
+        """Have what lower tiers hold beyond the device's part of `match` loaded.
 
-        `take` gives device slots, up to `room` of them. The device's part is locked by the waiter.
+        Returns how many tokens are coming. First to the host what is in files; the rest is asked
+        for when that is there. `take` gives device slots, up to `room` of them. The device's part
+        is locked by the waiter.
         """
         device, best = match.last_device_node, match.best_match_node
-        if best.end - device.end < self._load_tokens_min:
+        on_host = best.end - device.end
+        if self.files is not None:
+            tokens_min = self._load_tokens_min - on_host
+            fetched = self.files.fetch(waiter, best, room - on_host, tokens_min)
+            if fetched > 0:
+                return on_host + fetched
+        if on_host < self._load_tokens_min:
             return 0
         for edge in self.tree.edges(best, device.end):
             if edge.in_flight is not None:
                 # Somebody waits for it already. What lies beyond is asked for when it is there.
                 self._transfers[edge.in_flight].waiters.append(waiter)
                 return edge.end - device.end
-        length = min(best.end - device.end, room)
+        length = min(on_host, room)
         if length < self._load_tokens_min:
             return 0
         transfer = self._load(device, self.tree.edge_ending_at(best, device.end + length), take)
@@ -221,6 +233,8 @@ class HostTier:
 
     def forget(self, kv: RequestKV) -> None:
         """The request no longer waits; a load that nobody waits for is given up, slots and all."""
+        if self.files is not None:
+            self.files.forget(kv)
         for transfer in self._transfers.values():
             kept = [waiter for waiter in transfer.waiters if waiter.kv is not kv]
             if len(kept) == len(transfer.waiters):
@@ -237,6 +251,8 @@ class HostTier:
     def collect(self) -> list[tuple[Waiter, bool]]:
         """Settle copies that are done; returns who waited for them, and whether it succeeded."""
         ended: list[tuple[Waiter, bool]] = []
+        if self.files is not None:
+            ended += [(waiter, True) for waiter in self.files.collect()]
         for done in self.copier.take_done():
             transfer = self._end(done.copy, done.error)
             ended += [(waiter, done.error is None) for waiter in transfer.waiters]
@@ -277,8 +293,9 @@ class HostTier:
 
     @property
     def copies_in_flight(self) -> int:
-        """Copies that have not been settled."""
-        return len(self._transfers)
+        """Copies that have not been settled, those with files included."""
+        files = 0 if self.files is None else self.files.copies_in_flight
+        return len(self._transfers) + files
 
     @property
     def loading(self) -> int:
@@ -297,10 +314,12 @@ class HostTier:
             evictable=self.tree.host_evictable_size(),
             protected=self.tree.host_protected_size(),
             writing=sum(len(write.host_slots) for write in writes),
-            loading=0,
+            loading=0 if self.files is None else self.files.loading,
             total=self.pages.num_slots,
         )
 
     def close(self) -> None:
-        """End the copier. Copies in flight are lost."""
+        """End the copiers. Copies in flight are lost."""
         self.copier.close()
+        if self.files is not None:
+            self.files.close()

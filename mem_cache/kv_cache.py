@@ -22,9 +22,9 @@ import numpy as np
 from kvferry.accounts import KvAccounts
 from kvferry.cache_key import Sharing
 from mem_cache.errors import OutOfRows, OutOfSlots
-from mem_cache.host_tier import Waiter
 from mem_cache.ledger import audit, held_slots, oom_report, pinned_slots, require_live, require_path
 from mem_cache.request_kv import RequestKV
+from mem_cache.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,7 +74,7 @@ class KVCache:
         self.on_copy_done: Callable[[], None] = lambda: None
         """Called from another thread when `poll` has something to finish."""
         if tier is not None:
-            tier.copier.on_done = lambda: self.on_copy_done()
+            tier.when_done(lambda: self.on_copy_done())
         self._live: dict[int, RequestKV] = {}
 
     @property

@@ -41,6 +41,8 @@ def _check_host_slots(tier: HostTier, nodes: Sequence[TreeNode]) -> Iterator[str
     owned: list[tuple[str, SlotIndices]] = [("host allocator", tier.tree.host_slots.free_slots())]
     owned += [(f"host part of {node!r}", node.host_value) for node in nodes]
     owned += [(f"write of {t.node!r}", t.host_slots) for t in tier.transfers() if not t.is_load]
+    if tier.files is not None:
+        owned += tier.files.owned()
     yield from check_owners(owned, tier.pages.page_size, tier.pages.num_slots)
 
 
@@ -91,11 +93,13 @@ def _check_copies(tier: HostTier, nodes: Sequence[TreeNode]) -> Iterator[str]:
 
 
 def _check_host_locks(tier: HostTier, nodes: Sequence[TreeNode]) -> Iterator[str]:
+    ends = [t.node if t.is_load else t.above for t in tier.transfers()]
+    if tier.files is not None:
+        ends += tier.files.host_locked()
     expected: Counter[int] = Counter()
-    for transfer in tier.transfers():
-        locked = transfer.node if transfer.is_load else transfer.above
-        if locked is not None:
-            expected.update(edge.node_id for edge in tier.tree.edges(locked, 0))
+    for node in ends:
+        if node is not None:
+            expected.update(edge.node_id for edge in tier.tree.edges(node, 0))
     for node in nodes:
         if node.host_lock_ref != expected[node.node_id]:
             yield f"check 7: {node} should have host_lock_ref {expected[node.node_id]}"

@@ -217,6 +217,19 @@ class TieredRadixCache(RadixCache):
         if self.is_host_evictable(node):
             self._host_order.add(node)
 
+    def add_host_leaf(
+        self,
+        parent: TreeNode,
+        key: bytes,
+        host_slots: SlotIndices,
+        extra_key: ExtraKey,
+        priority: int,
+    ) -> None:
+        """A new edge, on the host only, for what `key` has beyond `parent`."""
+        leaf = self._attach(parent, key, NO_SLOTS, extra_key, priority)
+        self.keep(leaf, host_slots)
+        self._log.stored(leaf.block_digests)
+
     def take_host_slots(self, num_slots: int) -> SlotIndices | None:
         """Fresh host slots, whole pages, evicting if need be; None, with nothing changed."""
         if num_slots > self.host_slots.num_free + self._host_evictable:

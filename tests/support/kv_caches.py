@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvferry.config import CacheConfig, EvictionPolicy, HostTierConfig, KvDType, WritePolicy
+from kvferry.config import (
+    CacheConfig,
+    EvictionPolicy,
+    FileTierConfig,
+    HostTierConfig,
+    KvDType,
+    WritePolicy,
+)
 from kvferry.ids import ExtraKey
 from mem_cache.factory import assemble_kv_cache
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -58,16 +66,28 @@ def tiered_cache(
     write_policy: WritePolicy = WritePolicy.WRITE_THROUGH,
     eviction: EvictionPolicy = EvictionPolicy.LRU,
     auditing: bool = True,
+    files: tuple[Path, Copier] | None = None,
 ) -> KVCache:
-    """A KV cache with a host tier; even one page is worth loading back."""
+    """A KV cache with a host tier; even one page is worth loading back.
+
+    `files` adds a file tier: its directory, and what copies to and from it.
+    """
     layout = tiny_layout(page_size)
     host = HostTierConfig(
         memory_bytes=host_pages * page_size * layout.bytes_per_token,
         write_policy=write_policy,
         load_back_tokens_min=1,
+        files=FileTierConfig(directory="" if files is None else str(files[0])),
     )
     config = CacheConfig(page_size=page_size, rows=8, eviction=eviction, host=host, audit=auditing)
-    return assemble_kv_cache(layout, config, pages * page_size, context_length=1024, copier=copier)
+    copiers = iter([copier] if files is None else [files[1], copier])
+    return assemble_kv_cache(
+        layout,
+        config,
+        pages * page_size,
+        context_length=1024,
+        new_copier=lambda: next(copiers),
+    )
 
 
 def tokens_of(ids: Iterable[int]) -> TokenIds:
