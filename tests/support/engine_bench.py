@@ -11,11 +11,12 @@ from engine.engine import Engine
 from engine.request import Request
 from kvferry.cache_key import CacheUse
 from kvferry.clock import ManualClock
-from kvferry.config import CacheConfig, SchedulerConfig
+from kvferry.config import CacheConfig, HostTierConfig, SchedulerConfig
 from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from mem_cache.factory import assemble_kv_cache
 from tests.support.digest_model import EOS, DigestRunner, digest_layout
+from tests.support.manual_copier import ManualCopier
 
 if TYPE_CHECKING:
     from kvferry.generation import FinishReason, OutputToken
@@ -59,10 +60,24 @@ class EngineBench:
         context_length: int | None = None,
         scheduler: SchedulerConfig | None = None,
         auditing: bool = True,
+        host: HostTierConfig | None = None,
     ) -> None:
         layout = digest_layout(page_size)
-        cache = CacheConfig(page_size=page_size, rows=rows, radix=radix, audit=auditing)
-        self.kv_cache = assemble_kv_cache(layout, cache, num_slots, context_length or num_slots)
+        cache = CacheConfig(
+            page_size=page_size,
+            rows=rows,
+            radix=radix,
+            audit=auditing,
+            host=host or HostTierConfig(),
+        )
+        self.copier = ManualCopier()
+        self.kv_cache = assemble_kv_cache(
+            layout,
+            cache,
+            num_slots,
+            context_length or num_slots,
+            new_copier=lambda: self.copier,
+        )
         self.runner = DigestRunner(self.kv_cache.pool, page_size)
         self.engine = Engine(
             self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock()
@@ -99,10 +114,14 @@ class EngineBench:
         return request
 
     def run(self, steps_max: int = 500) -> None:
-        """Step until there is nothing to compute."""
+        """Step until there is nothing to compute. Copies between tiers end when nothing else is
+        left to do."""
         for _ in range(steps_max):
-            if not self.engine.step():
+            if self.engine.step():
+                continue
+            if not self.copier.pending:
                 return
+            self.copier.run_all()
         raise AssertionError(f"still busy after {steps_max} steps")
 
     def assert_idle(self) -> None:

@@ -93,6 +93,16 @@ def test_idle_loop_sleeps_even_with_requests_that_cannot_start() -> None:
     bench.loop.stop()
 
 
+def test_copy_that_is_done_wakes_an_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.step_loop.ENGINE_IDLE_WAIT_S", 60.0)
+    bench = Bench()
+    bench.loop.post(lambda: None)
+    wait_until("asleep", lambda: bench.part.turns == 1, 5)
+    bench.engine_bench.kv_cache.on_copy_done()
+    wait_until("woken", lambda: bench.part.turns == 2, 5)
+    bench.loop.stop()
+
+
 @pytest.mark.filterwarnings("error")
 def test_unexpected_exception_ends_the_loop_and_is_told() -> None:
     bench = Bench()
