@@ -33,8 +33,9 @@ class CacheUse:
 def build_extra_key(model: str, adapter: str = "", salt: str = "") -> ExtraKey:
     """The part of a prefix's key that is not tokens. Different inputs give different keys.
 
-    `model` names the weights, `adapter` a LoRA adapter ("" for none), `salt` the tenant's or the
-    request's secret: whoever does not know it can neither share nor probe.
+    `model` tells the weights and what they are computed in (see `weights_identity`), `adapter` a
+    LoRA adapter ("" for none), `salt` the tenant's or the request's secret: whoever does not know
+    it can neither share nor probe.
     """
     # JSON, because joining names by any separator would let one name contain it.
     return ExtraKey(json.dumps([model, adapter, salt], ensure_ascii=False, separators=(",", ":")))

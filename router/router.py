@@ -15,6 +15,7 @@ from kvferry.errors import (
 )
 from kvferry.ids import RequestId
 from kvferry.kv_events import event_block_tokens
+from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
 from router.attempts import AttemptRunner
 from router.fleet import Fleet
@@ -70,6 +71,9 @@ class Router:
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)
+        # Not the served name: KV in files may be older than what that names today. The element
+        # type they are computed in changes their KV as other weights would.
+        self._weights = f"{weights_identity(model_directory)} {config.model.dtype.value}"
         block_tokens = event_block_tokens(config.cache.page_size)
         self._clock = clock
         self._rng = rng
@@ -146,7 +150,7 @@ class Router:
         with self._admitted(request_id, request.timeout_s, arrived_at) as control:
             assert request.input is not None, "checked above"
             prompt = await self._encode(request.input)
-            cache_use = cache_use_of(request, self.config.model.served_name)
+            cache_use = cache_use_of(request, self._weights)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
             stream = ResponseStream(
                 valid,

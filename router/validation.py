@@ -69,12 +69,10 @@ def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer) -> TokenIds:
             return tokenizer.encode_chat(messages)
 
 
-def cache_use_of(request: ClientRequest, served_model: str) -> CacheUse:
-    """What the request's KV may be shared with.
-
-    The served model names the weights: a cluster serves one, and all its workers the same.
-    """
-    extra_key = build_extra_key(served_model, salt=request.cache_salt)
+def cache_use_of(request: ClientRequest, weights: str) -> CacheUse:
+    """What the request's KV may be shared with: what has been computed from `weights` for the
+    same salt."""
+    extra_key = build_extra_key(weights, salt=request.cache_salt)
     return CacheUse(extra_key, request.sharing, request.priority)
 
 

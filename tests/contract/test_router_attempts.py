@@ -10,7 +10,6 @@ import grpc.aio
 import pytest
 
 from kvferry.accounts import WorkerLoad
-from kvferry.cache_key import build_extra_key
 from kvferry.ids import new_incarnation
 from kvferry.kv_events import (
     AllBlocksCleared,
@@ -23,8 +22,8 @@ from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import inference_pb2
 from router.tokenizer import Tokenizer
 from tests.support.fake_worker import FakeWorker, Script
-from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench, text_of
-from tests.support.router_model import byte_tokenizer, write_model
+from tests.support.router_bench import RouterBench, eventually, router_bench, text_of
+from tests.support.router_model import byte_tokenizer, extra_key, write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,7 +61,7 @@ async def error_of(bench: RouterBench, text: str = "hello") -> grpc.aio.AioRpcEr
 
 def blocks(text: str) -> tuple[BlockHash, ...]:
     tokens = Tokenizer(byte_tokenizer(), None).encode(text)
-    return tuple(prompt_block_hashes(tokens, event_block_tokens(4), build_extra_key(SERVED)))
+    return tuple(prompt_block_hashes(tokens, event_block_tokens(4), extra_key()))
 
 
 def summary(bench: RouterBench, worker_id: str) -> Any:

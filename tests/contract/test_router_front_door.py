@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -14,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from kvferry.accounts import HostAccounts, WorkerLoad
-from kvferry.cache_key import CacheUse, Sharing, build_extra_key
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import ConfigError
 from kvferry.generation import AttemptUsage, FinishReason
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
@@ -23,7 +24,13 @@ from kvferry.rpc.v1 import inference_pb2
 from router.api.grpc_server import serve
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench, text_of
-from tests.support.router_model import EOS_ID, VOCAB_SIZE, byte_tokenizer, write_model
+from tests.support.router_model import (
+    EOS_ID,
+    VOCAB_SIZE,
+    byte_tokenizer,
+    extra_key,
+    write_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -109,7 +116,7 @@ def test_how_a_request_shares_its_kv_reaches_the_worker(directory: Path) -> None
         await bench.ask("abc")
         await bench.ask("abc", sharing=inference_pb2.SHARING_RECOMPUTED, priority=7)
         await bench.ask("abc", sharing=inference_pb2.SHARING_PRIVATE, priority=-100)
-        key = build_extra_key(SERVED)
+        key = extra_key()
         assert [request.cache_use for request in worker.requests] == [
             CacheUse(key, Sharing.SHARED, 0),
             CacheUse(key, Sharing.RECOMPUTED, 7),
@@ -117,6 +124,21 @@ def test_how_a_request_shares_its_kv_reaches_the_worker(directory: Path) -> None
         ]
 
     run(directory, test, worker)
+
+
+def test_other_weights_share_nothing_whatever_they_are_called(directory: Path) -> None:
+    keys = []
+
+    async def test(bench: RouterBench) -> None:
+        await bench.ask("abc")
+
+    for theta in (10_000, 100_000, 100_000):
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(config | {"rope_theta": theta}))
+        worker = FakeWorker("w")
+        run(directory, test, worker)
+        keys.append(worker.requests[0].cache_use.extra_key)
+    assert keys[0] != keys[1] == keys[2]
 
 
 def test_a_pair_is_named_in_the_call_and_in_the_usage(directory: Path) -> None:
@@ -130,7 +152,7 @@ def test_a_pair_is_named_in_the_call_and_in_the_usage(directory: Path) -> None:
         assert attempt.source is not None
         assert attempt.source.address == prefill.info.address
         assert attempt.source.incarnation == prefill.incarnation
-        assert attempt.cache_use == CacheUse(build_extra_key(SERVED, salt="tenant"))
+        assert attempt.cache_use == CacheUse(extra_key("tenant"))
         assert not prefill.requests
 
     run(directory, test, prefill, decode)

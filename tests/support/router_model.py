@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from kvferry.cache_key import build_extra_key
+from kvferry.weights_identity import weights_identity
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from kvferry.ids import ExtraKey
 
 VOCAB_SIZE = 264
 EOS_ID = 257
@@ -50,3 +56,11 @@ def write_model(directory: Path, context_length: int = 512) -> Path:
         json.dumps({"chat_template": CHAT_TEMPLATE, "eos_token": {"content": "</s>"}})
     )
     return directory
+
+
+@functools.cache
+def extra_key(salt: str = "") -> ExtraKey:
+    """Of requests to a router that serves what `write_model` writes."""
+    with tempfile.TemporaryDirectory() as directory:
+        identity = weights_identity(write_model(Path(directory)))
+    return build_extra_key(f"{identity} float32", salt=salt)
