@@ -54,7 +54,13 @@ CI_SEEDS = range(3, 12)
 SETTINGS = [(1, 2), (1, 7), (4, 3), (4, 4), (4, 11), (16, 8), (16, 40), (64, 64), (64, 200)]
 """Page size and window: smaller than, equal to and larger than a page."""
 
-WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned", "own slots given up"}
+WORTH_SEEING_WITHOUT_TREE = {
+    "out of slots",
+    "adopted",
+    "pinned window",
+    "inbound window",
+    "own slots given up",
+}
 WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "unlocked", "tombstone"}
 """What a sample must contain to have tested anything."""
 
@@ -152,8 +158,10 @@ class WindowMachine(RuleBasedStateMachine):
 
     def _slide(self, request: Live) -> None:
         start = self.model.needed_from(request.committed)
-        kept = start - request.start < self.cache.window.stride
-        if kept or request.pins or request.inbound:
+        if start - request.start < self.cache.window.stride:
+            return
+        if request.pins or request.inbound:
+            self.seen["pinned window" if request.pins else "inbound window"] += 1
             return
         if start > request.protected:
             self.seen["own slots given up"] += 1
@@ -304,14 +312,12 @@ class WindowMachine(RuleBasedStateMachine):
         """A prompt arrives in two chunks, or in one and the handoff is aborted."""
         prompt = self._prompt(data)
         request = self._open(prompt, inbound=True)
-        if not self._extend(request, len(prompt)):
-            self._release(request, publish=True)
-            return
-        self._compute(request, self._length(data, request.committed, len(prompt)))
-        if aborted:
-            self._release(request, publish=True)
-            return
-        self._compute(request, len(prompt))
+        half = self._length(data, request.committed, len(prompt))
+        for stop in (half, len(prompt)):
+            if not self._extend(request, stop) or (aborted and stop > half):
+                self._release(request, publish=True)
+                return
+            self._compute(request, stop)
         self.cache.adopt(request.kv)
         request.inbound = False
         self._checkpoint(request, len(prompt))
@@ -335,8 +341,13 @@ class WindowMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not r.inbound for r in self.live))
     @rule(data=st.data(), tokens=st.sampled_from((1, 3, 17, 70)), publish=st.booleans())
     def decode(self, data, tokens, publish):
-        """Token by token, far beyond the window: what is held is bounded."""
         request = data.draw(st.sampled_from([r for r in self.live if not r.inbound]))
+        self._decode(request, tokens)
+        if publish:
+            self._checkpoint(request, request.committed)
+
+    def _decode(self, request: Live, tokens: int) -> None:
+        """Token by token, maybe far beyond the window: what is held is bounded."""
         for _ in range(tokens):
             new_len = request.committed + 1
             if new_len > self.cache.context_length or not self._extend(request, new_len):
@@ -346,8 +357,6 @@ class WindowMachine(RuleBasedStateMachine):
                 stride = self.cache.window.stride
                 assert held < self.model.window + stride + self.page_size
             self._compute(request, new_len)
-        if publish:
-            self._checkpoint(request, request.committed)
 
     @precondition(lambda self: any(not r.inbound for r in self.live))
     @rule(data=st.data())
@@ -363,12 +372,12 @@ class WindowMachine(RuleBasedStateMachine):
         request.inbound = False
 
     @precondition(lambda self: any(not r.inbound for r in self.live))
-    @rule(data=st.data())
-    def pin(self, data):
+    @rule(data=st.data(), tokens=st.sampled_from((0, 3, 17, 70)))
+    def pin(self, data, tokens):
         request = data.draw(st.sampled_from([r for r in self.live if not r.inbound]))
         self.cache.pin(request.kv)
         request.pins += 1
-        self.seen["pinned"] += request.committed > 0
+        self._decode(request, tokens)
 
     @precondition(lambda self: any(r.pins for r in self.live))
     @rule(data=st.data())
