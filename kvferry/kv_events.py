@@ -8,8 +8,8 @@ emit events over these hashes, and the router's index is made of nothing else.
 from __future__ import annotations
 
 import functools
-import hashlib
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NewType, TypeAlias
 
 import numpy as np
@@ -74,7 +74,7 @@ def chain_root(extra_key: ExtraKey) -> BlockHash:
 @functools.lru_cache(maxsize=1024)
 def chain_root_digest(extra_key: ExtraKey) -> bytes:
     """`chain_root` as a digest."""
-    return hashlib.blake2b(
+    return blake2b(
         extra_key.encode(), digest_size=BLOCK_DIGEST_BYTES, person=b"kvferry-root"
     ).digest()
 
@@ -96,7 +96,7 @@ def chain_digests(previous: bytes, data: bytes, block_tokens: int) -> bytes:
     digests: list[bytes] = []
     for start in range(0, len(data) - step + 1, step):
         block = previous + data[start : start + step]
-        previous = hashlib.blake2b(block, digest_size=BLOCK_DIGEST_BYTES).digest()
+        previous = blake2b(block, digest_size=BLOCK_DIGEST_BYTES).digest()
         digests.append(previous)
     return b"".join(digests)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -119,13 +118,12 @@ def new_root() -> TreeNode:
     return TreeNode(0, None, b"", NO_SLOTS, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class MatchResult:
+class MatchResult(NamedTuple):
     """The longest prefix of a key that the index holds.
 
     Nodes are borrowed references: lock before the next allocation or eviction. In one tier the
     three nodes are the same, but callers must rely on what each means: KV on the device, KV on
-    the host, and the deepest of both.
+    the host, and the deepest of both. A tuple, because a frozen dataclass takes 1.5 us to make.
     """
 
     last_device_node: TreeNode
@@ -135,8 +133,7 @@ class MatchResult:
     """Tokens whose KV is on the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class InsertResult:
+class InsertResult(NamedTuple):
     """What became of a key offered to the index."""
 
     matched_len: int
