@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 
-from kvferry.config import EvictionPolicy
+from kvferry.config import CacheConfig, EvictionPolicy, HostTierConfig
 from kvferry.kv_events import event_block_tokens
 from mem_cache.eviction import EvictionOrder
+from mem_cache.factory import assemble_kv_cache
 from mem_cache.radix_cache import RadixCache
-from mem_cache.tree_node import TreeNode, new_root
-from tests.support.kv_caches import SHARED, tokens_of
+from mem_cache.tree_node import PrefixCache, TreeNode, new_root
+from tests.support.kv_caches import SHARED, tiny_layout, tokens_of
 
 POLICIES = tuple(EvictionPolicy)
 
@@ -19,16 +20,15 @@ LEAVES_FIRST = {
     EvictionPolicy.PRIORITY: [6, 1, 7, 2, 4, 3, 5],
     EvictionPolicy.SLRU: [7, 2, 1, 6, 4, 3, 5],
 }
-"""The order in which the prompts of `_traced` go, by policy."""
+"""The order in which the prompts of `_trace` go, by policy."""
 
 
-def _traced(policy: EvictionPolicy) -> RadixCache:
+def _trace(tree: PrefixCache) -> None:
     """One-page prompts 1 to 7: an insert, or a hit, of one after the other.
 
     1 is the least recently used, 2 was never hit, 3 is the oldest, 4 the newest, 5 the most
     recently used, 6 has the lowest priority, 7 was hit once before 2 came.
     """
-    tree = RadixCache(1, event_block_tokens(1), policy)
     seen: set[int] = set()
     for kind in (3, 1, 1, 1, 7, 7, 2, 6, 6, 6, 5, 4, 4, 4, 3, 3, 5, 5):
         if kind in seen:
@@ -37,12 +37,22 @@ def _traced(policy: EvictionPolicy) -> RadixCache:
             slot = np.asarray([kind], dtype=np.int64)
             tree.insert(tokens_of([kind]), slot, SHARED, priority=0 if kind == 6 else 1)
             seen.add(kind)
-    return tree
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_each_policy_has_its_own_order(policy):
-    tree = _traced(policy)
+    tree = RadixCache(1, event_block_tokens(1), policy)
+    _trace(tree)
+    assert [int(tree.evict(1)[0]) for _ in range(7)] == LEAVES_FIRST[policy]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("host_bytes", [0, 100_000])
+def test_the_configured_policy_is_the_tree_s(policy, host_bytes):
+    host = HostTierConfig(memory_bytes=host_bytes)
+    config = CacheConfig(page_size=1, eviction=policy, host=host)
+    tree = assemble_kv_cache(tiny_layout(1), config, 16, context_length=16).tree
+    _trace(tree)
     assert [int(tree.evict(1)[0]) for _ in range(7)] == LEAVES_FIRST[policy]
 
 
