@@ -47,7 +47,7 @@ pytestmark = pytest.mark.property
 ROWS = 4
 PAGES = {1: 24, 4: 24, 16: 16, 64: 10}
 STEPS = 40
-CI_EXAMPLES, SLOW_EXAMPLES = 4, 130
+CI_EXAMPLES, SLOW_EXAMPLES = 4, 70
 CI_SEEDS = range(3, 12)
 """Tried in turn until the sample is worth something."""
 
