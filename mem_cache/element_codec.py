@@ -60,7 +60,10 @@ class ElementCodec(Protocol):
 
 def codec_of(dtype: KvDType) -> ElementCodec:
     """How KV of this type is stored."""
-    return Int8Codec() if dtype is KvDType.INT8 else CastCodec(torch_dtype(dtype))
+    if dtype is KvDType.INT8:
+        return Int8Codec()
+    storage = torch_dtype(dtype)
+    return Float8Codec(storage) if storage.itemsize == 1 else CastCodec(storage)
 
 
 class CastCodec:
@@ -79,6 +82,19 @@ class CastCodec:
     def decode(self, stored: torch.Tensor) -> torch.Tensor:
         """See `ElementCodec.decode`."""
         return stored.float()
+
+
+class Float8Codec(CastCodec):
+    """Decodes by a table of all 256 numbers: torch takes six times as long for e4m3."""
+
+    def __init__(self, storage: torch.dtype) -> None:
+        super().__init__(storage)
+        self._table = torch.arange(256, dtype=torch.uint8).view(storage).float()
+
+    def decode(self, stored: torch.Tensor) -> torch.Tensor:
+        """See `ElementCodec.decode`."""
+        bits = stored.view(torch.uint8).to(torch.int32).reshape(-1)
+        return self._table.to(bits.device).index_select(0, bits).view(stored.shape)
 
 
 class Int8Codec:

@@ -1,18 +1,18 @@
-"""Attention on a CPU: decoded tokens by native kernels, prompt chunks tile by tile.
+"""Attention on a CPU: decoded tokens by native kernels in place, prompt chunks tile by tile.
 
-float32 K/V in the order of the kernels is read where it lies by decoded tokens: no context is
-copied. Of any other pool the contexts of some sequences at a time are copied as float32, then go
-to the same kernel. A chunk copies one tile of keys and values at a time, for all its queries.
+Neither copies a context: a decoded token reads its pages where they lie, whatever their element
+type and arrangement; a chunk gathers one tile of keys and values at a time, for all its queries.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from engine.attention.coded_kernels import coded_decode_attention, placement
 from engine.attention.cpu_kernels import LOWEST, decode_attention, weigh_tile
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from engine.attention.metadata import AttentionMetadata
     from mem_cache.kv_pool import KvPool
+    from mem_cache.layout import PagedLayout
 
 KEY_TILE = 512
 """Keys gathered at once per chunk: what is copied is bounded by this, whatever the context."""
@@ -28,8 +29,7 @@ QUERY_TILE = 256
 DECODE_QUERIES_MAX = 4
 """Sequences with at most this many new tokens go to the native kernel, which takes the queries one
 by one; for longer chunks matrix products are faster than reading in place."""
-COPIED_TOKENS = 4096
-"""Tokens copied at once for decoding where K/V is not float32 in place; a longer context alone."""
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class CpuAttention:
@@ -45,101 +45,61 @@ class CpuAttention:
 
 
 class CpuAttentionPlan:
-    """Implements `AttentionPlan`: groups of short sequences for the native kernel, and chunks."""
+    """Implements `AttentionPlan`: the rows for a native kernel, and the chunks."""
 
     def __init__(self, metadata: AttentionMetadata, kv_pool: KvPool, threads: int) -> None:
+        self._metadata = metadata
         self._kv_pool = kv_pool
         self._threads = threads
         short = metadata.query_lengths <= DECODE_QUERIES_MAX
-        sequences = np.flatnonzero(short)
-        self._groups: list[_PagesInPlace | _CopiedContexts]
-        if kv_pool.in_place_dtype == torch.float32:
-            self._groups = [_PagesInPlace(metadata, sequences)] if len(sequences) else []
-        else:
-            self._groups = _copied_groups(metadata, sequences)
+        self._rows = _decode_rows(metadata, np.flatnonzero(short))
         self._chunks = [_Chunk(metadata, int(index)) for index in np.flatnonzero(~short)]
 
     def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """See `AttentionPlan.run`."""
         wide = queries.float()
         out = torch.empty_like(wide)
-        for group in self._groups:
-            group.attend(wide, out, self._kv_pool, layer, self._threads)
+        if len(self._rows):
+            self._decode(wide, out, layer)
         for chunk in self._chunks:
             rows = slice(chunk.first_token, chunk.first_token + chunk.count)
             out[rows] = chunk.attend(wide[rows], self._kv_pool, layer)
         return out.view(len(queries), -1).to(queries.dtype)
 
-
-class _PagesInPlace:
-    """New tokens whose contexts the kernel reads through the page table."""
-
-    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
-        self._metadata = metadata
-        self._rows = _decode_rows(metadata, sequences, metadata.kv_indptr[sequences])
-
-    def attend(
-        self, queries: torch.Tensor, out: torch.Tensor, kv_pool: KvPool, layer: int, threads: int
-    ) -> None:
-        """queries [T, H, D] -> the rows of these tokens in out [T, H, D]."""
-        keys, values = kv_pool.layer(layer)
-        decode_attention(
+    def _decode(self, queries: torch.Tensor, out: torch.Tensor, layer: int) -> None:
+        keys, values = self._kv_pool.layer(layer)
+        if self._kv_pool.in_place_dtype == torch.float32:
+            decode_attention(
+                queries.numpy(),
+                keys.numpy(),
+                values.numpy(),
+                out.numpy(),
+                self._rows,
+                self._metadata.kv_indices,
+                self._metadata.page_size,
+                self._threads,
+            )
+            return
+        layout = self._kv_pool.layout
+        coded_decode_attention(
             queries.numpy(),
-            keys.numpy(),
-            values.numpy(),
+            _units(keys, layout),
+            _units(values, layout),
             out.numpy(),
             self._rows,
             self._metadata.kv_indices,
-            self._metadata.page_size,
-            threads,
+            placement(layout),
+            self._threads,
         )
 
 
-class _CopiedContexts:
-    """New tokens whose contexts are copied as float32, one behind the other: pages of one token."""
-
-    def __init__(self, metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> None:
-        lengths = metadata.kv_lengths[sequences].astype(np.int64)
-        self._rows = _decode_rows(metadata, sequences, np.cumsum(lengths) - lengths)
-        self._pages = np.arange(int(lengths.sum()), dtype=np.int32)
-        self._slots = torch.cat([_slots(metadata, int(index)) for index in sequences])
-
-    def attend(
-        self, queries: torch.Tensor, out: torch.Tensor, kv_pool: KvPool, layer: int, threads: int
-    ) -> None:
-        """queries [T, H, D] -> the rows of these tokens in out [T, H, D]."""
-        keys, values = kv_pool.read(layer, self._slots)
-        decode_attention(
-            queries.numpy(),
-            keys.numpy(),
-            values.numpy(),
-            out.numpy(),
-            self._rows,
-            self._pages,
-            1,
-            threads,
-        )
+def _units(stored: torch.Tensor, layout: PagedLayout) -> NDArray[Any]:
+    """One plane of a layer as unsigned integers of its elements' size, [units, width]."""
+    units = stored.view(torch.uint8).view(-1, layout.unit_bytes).numpy()
+    return units.view(_UNSIGNED[stored.itemsize])
 
 
-def _copied_groups(
-    metadata: AttentionMetadata, sequences: NDArray[np.int64]
-) -> list[_PagesInPlace | _CopiedContexts]:
-    """Consecutive sequences of together at most `COPIED_TOKENS` tokens, or a longer one alone."""
-    groups: list[list[int]] = []
-    held = COPIED_TOKENS
-    for sequence in sequences.tolist():
-        length = int(metadata.kv_lengths[sequence])
-        if held + length > COPIED_TOKENS:
-            groups.append([])
-            held = 0
-        groups[-1].append(sequence)
-        held += length
-    return [_CopiedContexts(metadata, np.asarray(group, dtype=np.int64)) for group in groups]
-
-
-def _decode_rows(
-    metadata: AttentionMetadata, sequences: NDArray[np.int64], first_pages: NDArray[np.integer]
-) -> NDArray[np.int64]:
+def _decode_rows(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
     """`rows` of `decode_attention`: one per new token of these sequences."""
     counts = metadata.query_lengths[sequences].astype(np.int64)
     starts = np.cumsum(counts) - counts
@@ -147,7 +107,7 @@ def _decode_rows(
     before = metadata.kv_lengths[sequences].astype(np.int64) - counts
     rows = np.empty((len(within), 3), dtype=np.int64)
     rows[:, 0] = np.repeat(metadata.qo_indptr[sequences], counts) + within
-    rows[:, 1] = np.repeat(first_pages, counts)
+    rows[:, 1] = np.repeat(metadata.kv_indptr[sequences], counts)
     rows[:, 2] = np.repeat(before, counts) + within + 1
     return rows
 

@@ -31,7 +31,7 @@ def _find_slots(
 
 
 @inlined
-def _score(query: F32, keys: F32, slots: I64, count: int, scores: F32) -> None:
+def score(query: F32, keys: F32, slots: I64, count: int, scores: F32) -> None:
     """scores[h, g, j] = query[h, g] . keys[slots[j], h]."""
     kv_heads, group, head_dim = query.shape
     whole = count - count % _UNROLL
@@ -60,7 +60,7 @@ def _score(query: F32, keys: F32, slots: I64, count: int, scores: F32) -> None:
 
 
 @inlined
-def _weigh(scores: F32, highest: F32, weight_sum: F32, sums: F32, row: int) -> None:
+def weigh(scores: F32, highest: F32, weight_sum: F32, sums: F32, row: int) -> None:
     """Turn the scores of a row into weights, and what was summed before to the new scale."""
     top = highest[row]
     for j in range(len(scores)):
@@ -78,7 +78,7 @@ def _weigh(scores: F32, highest: F32, weight_sum: F32, sums: F32, row: int) -> N
 
 
 @inlined
-def _accumulate(weights: F32, values: F32, slots: I64, count: int, sums: F32) -> None:
+def accumulate(weights: F32, values: F32, slots: I64, count: int, sums: F32) -> None:
     """sums[h, g] += weights[h, g, j] * values[slots[j], h] over all j."""
     kv_heads, group, head_dim = sums.shape
     whole = count - count % _UNROLL
@@ -123,11 +123,11 @@ def _attend_rows(  # noqa: PLR0913
         for start in range(0, length, _TILE):
             count = min(_TILE, length - start)
             _find_slots(pages, first_page, start, count, page_size, slots)
-            _score(query, keys, slots, count, scores)
+            score(query, keys, slots, count, scores)
             for h in range(kv_heads):
                 for g in range(group):
-                    _weigh(scores[h, g, :count], highest[h], weight_sum[h], sums[h], g)
-            _accumulate(scores, values, slots, count, sums)
+                    weigh(scores[h, g, :count], highest[h], weight_sum[h], sums[h], g)
+            accumulate(scores, values, slots, count, sums)
         for h in range(kv_heads):
             for g in range(group):
                 out[token, h * group + g] = sums[h, g] / weight_sum[h, g]
@@ -179,4 +179,4 @@ def weigh_tile(
             else:
                 visible = keys
             if visible > 0:
-                _weigh(scores[h, r, :visible], highest[h], weight_sum[h], sums[h], r)
+                weigh(scores[h, r, :visible], highest[h], weight_sum[h], sums[h], r)

@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.cpu import (
-    COPIED_TOKENS,
-    DECODE_QUERIES_MAX,
-    KEY_TILE,
-    QUERY_TILE,
-    CpuAttention,
-)
+from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
 from engine.attention.metadata import build_attention_metadata
 from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
@@ -149,14 +143,6 @@ def test_coarse_kv_changes_attention_by_no_more_than_its_rounding(layout: KvLayo
         by_values = float((read_values - values)[:, group].abs().max())
         bound = by_values + float(values[:, group].abs().max()) * np.expm1(2 * e)
         assert (out[head].double() - exact[head]).abs().max() <= bound + 1e-5
-
-
-def test_contexts_beyond_what_is_copied_at_once() -> None:
-    """Groups of one, of two, and one context that alone is longer."""
-    layout = dataclasses.replace(_layout(16), dtype=KvDType.BFLOAT16)
-    half = COPIED_TOKENS // 2
-    mix = [(1, half + 1), (1, half), (2, half), (1, COPIED_TOKENS + 9)]
-    _check(mix, layout, num_slots=4 * (COPIED_TOKENS + 64))
 
 
 def test_chunks_longer_than_the_tiles() -> None:

@@ -49,6 +49,13 @@ def test_floats_are_stable(dtype):
     assert torch.equal(again.view(torch.uint8), stored.view(torch.uint8))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_stored_number_is_what_torch_says(dtype):
+    stored = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch_dtype(dtype))
+    read = codec_of(dtype).decode(stored)
+    torch.testing.assert_close(read, stored.float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("dtype", "largest"), NARROW)
 def test_too_large_numbers_become_the_largest(dtype, largest):
     values = torch.tensor([1e9, -1e9, math.inf, -math.inf, largest, math.nan])
