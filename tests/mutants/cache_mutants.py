@@ -36,8 +36,9 @@ CACHE_MUTANTS = (
         "row-not-rewritten",
         "After a checkpoint the row reads the tree's slots, never freed duplicates.",
         _CACHE,
+        "        self.allocator.free(result.duplicates)\n"
         "        self.rows.write(row, start, self.tree.path_device_indices(node, start))\n",
-        "",
+        "        self.allocator.free(result.duplicates)\n",
         _CACHE_TESTS,
     ),
     Mutant(
@@ -78,7 +79,7 @@ CACHE_MUTANTS = (
         "release-without-unlock",
         "Nothing stays locked for a request that has ended.",
         _CACHE,
-        "        self.tree.unlock(kv.last_node)\n        del self._live[row]\n",
+        "        self.tree.unlock(kv.last_node, kv.window_start)\n        del self._live[row]\n",
         "        del self._live[row]\n",
         _CACHE_TESTS,
     ),
@@ -86,8 +87,9 @@ CACHE_MUTANTS = (
         "unlock-twice",
         "A request undoes its own lock only.",
         _CACHE,
-        "        self.tree.unlock(kv.last_node)\n        del self._live[row]\n",
-        "        self.tree.unlock(kv.last_node)\n        self.tree.unlock(kv.last_node)\n"
+        "        self.tree.unlock(kv.last_node, kv.window_start)\n        del self._live[row]\n",
+        "        self.tree.unlock(kv.last_node, kv.window_start)\n"
+        "        self.tree.unlock(kv.last_node, kv.window_start)\n"
         "        del self._live[row]\n",
         _CACHE_TESTS,
     ),
@@ -95,8 +97,10 @@ CACHE_MUTANTS = (
         "old-lock-kept",
         "A request holds one lock, on the end of its published part.",
         _CACHE,
-        "        self.tree.lock(node)\n        self.tree.unlock(kv.last_node)\n",
-        "        self.tree.lock(node)\n",
+        "        self.tree.unlock(kv.last_node, kv.window_start)\n"
+        "        kv.last_node = node\n"
+        "        kv.cache_protected_len = node.end\n",
+        "        kv.last_node = node\n        kv.cache_protected_len = node.end\n",
         _CACHE_TESTS,
     ),
     Mutant(

@@ -6,6 +6,7 @@ from tests.mutants.cache_mutants import CACHE_MUTANTS
 from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
+from tests.mutants.tier_mutants import TIER_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
 from tests.mutants.window_mutants import WINDOW_MUTANTS
 
@@ -13,9 +14,10 @@ MUTANTS = (
     *TREE_MUTANTS,
     *WINDOW_MUTANTS,
     *CACHE_MUTANTS,
+    *TIER_MUTANTS,
     *SLOT_MUTANTS,
     *FILE_MUTANTS,
     *HANDOFF_MUTANTS,
 )
-SAMPLE = ("split-loses-lock", "row-not-rewritten", "file-checksum-unchecked")
+SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")
 """Tried on every change; the others take minutes."""
