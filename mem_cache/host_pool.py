@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from kvferry.ids import SlotIndices
     from mem_cache.kv_pool import KvPool
 
-PIECE_BYTES = 8 * 2**20
-"""Most bytes copied between two looks at whether the copy is still wanted."""
+PIECE_BYTES = 2**20
+"""Copied between two looks at whether the copy is still wanted, at least a page. Small enough for
+a processor's cache, which holds the intermediate copies then: faster than pieces of 8 MiB."""
+
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class HostPool:
@@ -35,6 +38,9 @@ class HostPool:
         self._pool = pool
         self._device = torch.device(device)
         self._planes = layout.num_layers * layout.planes
+        plane_bytes = self.page_bytes // self._planes
+        self._word = next(word for word in _WORDS if plane_bytes % word.itemsize == 0)
+        self._plane_words = plane_bytes // self._word.itemsize
         pages = num_slots // layout.page_size
         # Not touched here: memory is taken page by page as the tier fills.
         self._pages = torch.empty(
@@ -55,9 +61,8 @@ class HostPool:
                 return
             payload = self._scratch(some)
             self._pool.gather(some, 0, layers, payload)
-            pages = self._by_page(payload).transpose(0, 1)
-            into = self._pages.view(len(self._pages), self._planes, -1)
-            into.index_copy_(0, self._rows(host_some), pages.to("cpu"))
+            pages = self._by_page(payload).transpose(0, 1).contiguous().flatten(1)
+            self._words(self._pages).index_copy_(0, self._rows(host_some), pages.to("cpu"))
 
     def load(
         self, slots: SlotIndices, host_slots: SlotIndices, is_cancelled: Callable[[], bool]
@@ -68,14 +73,18 @@ class HostPool:
             if is_cancelled():
                 return
             payload = self._scratch(some)
-            pages = self._pages.index_select(0, self._rows(host_some))
-            by_page = pages.view(len(pages), self._planes, -1)
+            pages = self._words(self._pages).index_select(0, self._rows(host_some))
+            by_page = pages.view(-1, self._planes, self._plane_words)
             self._by_page(payload).copy_(by_page.transpose(0, 1))
             self._pool.scatter(some, 0, layers, payload)
 
     def _by_page(self, payload: torch.Tensor) -> torch.Tensor:
-        """[planes, pages, bytes of a page in a plane]: a payload of `gather`, seen by page."""
-        return payload.view(self._planes, -1, self.page_bytes // self._planes)
+        """[planes, pages, words of a page in a plane]: a payload of `gather`, seen by page."""
+        return self._words(payload).view(self._planes, -1, self._plane_words)
+
+    def _words(self, data: torch.Tensor) -> torch.Tensor:
+        """The same memory in the widest elements that fit: array operations count elements."""
+        return data.view(self._word)
 
     def _scratch(self, slots: SlotIndices) -> torch.Tensor:
         pages = len(slots) // self.page_size

@@ -17,6 +17,7 @@ from tests.support.kv_caches import (
 )
 from tests.support.manual_copier import ManualCopier
 
+
 @pytest.fixture
 def make_scene(tmp_path):
     made = []

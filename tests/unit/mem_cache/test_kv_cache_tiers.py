@@ -254,6 +254,34 @@ def test_a_load_evicts_other_cache_but_never_the_path_it_loads_under():
     assert_reads_its_tokens(scene.cache, kv, text)
 
 
+def test_room_for_a_load_is_not_made_of_what_it_loads():
+    """What leaves the device is written to a host that has no room but where the load reads."""
+    scene = Scene(host_pages=8, write_policy=WritePolicy.WRITE_BACK)
+    text, filler = scene.pages(1, 3), scene.pages(2, 8, tail=0)
+    scene.on_host(text)
+    scene.publish(filler)
+    kv = scene.open(text)
+    assert scene.cache.load_back(kv, text) == 12
+    assert scene.cache.tier.statistics.skipped == 32
+    assert scene.settle() == [kv]
+    assert_reads_its_tokens(scene.cache, kv, text)
+
+
+def test_the_host_makes_room_of_what_nobody_reads():
+    """The least recently used text is being loaded: the next one goes."""
+    scene = Scene(host_pages=8, write_policy=WritePolicy.WRITE_BACK)
+    text, other, filler = scene.pages(1, 3), scene.pages(2, 3), scene.pages(3, 4, tail=0)
+    for on_host in (text, other):
+        scene.on_host(on_host)
+    kv = scene.open(text)
+    assert scene.cache.load_back(kv, text) == 12
+    scene.cache.release(scene.open(other, "b"), None)
+    scene.publish(filler)
+    scene.cache.extend(scene.open(scene.pages(4, 1), "c"), 8)
+    scene.cache.audit()
+    assert_reads_its_tokens(scene.cache, kv, text)
+
+
 @pytest.mark.parametrize("how", ["inbound", Sharing.PRIVATE, Sharing.RECOMPUTED])
 def test_who_does_not_match_does_not_load(how):
     scene, text = scene_on_host()
