@@ -53,7 +53,9 @@ class Auditor:
         steps = self._engine.steps
         if self._interval_steps and steps >= self._audited_steps + self._interval_steps:
             self._audited_steps = steps
-            self._engine.kv_cache.audit()
+            violations = self._violations()
+            if violations:
+                raise LedgerError(violations)
 
     def next_deadline(self) -> float | None:
         """None: its time is counted in steps, and `tick` is called before each."""
@@ -67,18 +69,26 @@ class Auditor:
 
     def _report(self) -> AuditReport:
         started, kv_cache = self._clock.now(), self._engine.kv_cache
-        violations: tuple[str, ...] = ()
-        try:
-            kv_cache.audit()
-        except LedgerError as error:
-            violations = _shortened(error.violations)
         return AuditReport(
-            violations=violations,
+            violations=_shortened(self._violations()),
             accounts=kv_cache.accounts(),
             host_accounts=kv_cache.host_accounts(),
             duration_ms=1000.0 * (self._clock.now() - started),
             engine_steps=self._engine.steps,
         )
+
+    def _violations(self) -> tuple[str, ...]:
+        """The checks of the ledger, and the one that only the engine can make: a row whose request
+        has ended would never be given back, and looks like a live one to everybody else."""
+        found: tuple[str, ...] = ()
+        try:
+            self._engine.kv_cache.audit()
+        except LedgerError as error:
+            found = error.violations
+        live, holding = len(self._engine.kv_cache.live_requests()), self._engine.scheduler.holding
+        if live != holding:
+            found += (f"check 10: {live} rows are live, for {holding} requests that hold KV",)
+        return found
 
 
 def _shortened(violations: tuple[str, ...]) -> tuple[str, ...]:

@@ -290,6 +290,11 @@ class Scheduler:
         inbound = sum(request.stage is Stage.INBOUND for request in self._parked.values())
         return self.running + inbound
 
+    @property
+    def holding(self) -> int:
+        """Requests that hold KV."""
+        return len(self._admitted())
+
     def _admitted(self) -> list[Request]:
         """Every request that holds KV."""
         lists = (self._parked, self._loading, self._decoding, self._prefilling)

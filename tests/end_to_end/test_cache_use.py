@@ -9,10 +9,12 @@ import grpc
 import numpy as np
 import pytest
 
+from cluster import cli
 from kvferry.config import load_config
 from kvferry.membership import Role
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.in_process_cluster import InProcessCluster, collect
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,8 +91,15 @@ def test_a_recomputed_request_uses_no_kv_but_leaves_its_own(pair: InProcessClust
     assert _hits(_ask(pair, ids)) == ALL
 
 
-def test_an_audit_of_the_running_workers_is_clean(pair: InProcessCluster) -> None:
+def test_an_audit_of_the_running_workers_is_clean(
+    pair: InProcessCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     _ask(pair, _prompt(4))
+    assert cli.main(["audit", "--address", pair.address]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["decode-1", "right"],
+        ["prefill-0", "right"],
+    ]
     answer = pair.admin.Audit(inference.AuditRequest(), timeout=30)
     assert [entry.worker_id for entry in answer.audits] == ["decode-1", "prefill-0"]
     for entry in answer.audits:
@@ -113,7 +122,7 @@ def test_audits_between_the_steps_of_running_requests_are_clean(pair: InProcessC
     pair.wait_idle(within_s=5)
 
 
-def test_an_audit_finds_a_page_that_nobody_owns() -> None:
+def test_an_audit_finds_a_page_that_nobody_owns(capsys: pytest.CaptureFixture[str]) -> None:
     with InProcessCluster(_config(), (Role.BOTH,)) as cluster:
         kv_cache = cluster.workers[0]._kv_cache
         assert kv_cache is not None
@@ -123,6 +132,10 @@ def test_an_audit_finds_a_page_that_nobody_owns() -> None:
         ).audits
         assert any("lost" in violation for violation in entry.report.violations)
         assert any("check 8" in violation for violation in entry.report.violations)
+        assert cli.main(["audit", "both-0", "--address", cluster.address]) == 1
+        printed = capsys.readouterr()
+        assert "lost" in printed.out
+        assert printed.err == "kvferry: violations in: both-0\n"
         # The worker goes on: it is the operator's to decide.
         assert cluster.workers[0].is_alive()
 
@@ -156,10 +169,18 @@ def test_kv_that_comes_back_from_host_memory_is_told_apart(roles: tuple[Role, ..
             _ask(cluster, _prompt(seed))
         again = _ask(cluster, ids)
         assert (again.prefill_hit_tokens, again.host_hit_tokens) == (0, PROMPT_TOKENS - PAGE)
-        status = cluster.admin.ClusterStatus(inference.ClusterStatusRequest(), timeout=10)
-        source = next(entry for entry in status.workers if entry.worker_id.endswith("-0"))
-        assert source.host_accounts.total > 0
-        assert source.counters["host_tokens_loaded"] >= PROMPT_TOKENS - PAGE
+        loaded = cluster.workers[0].snapshot().counters["host_tokens_loaded"]
+        assert loaded >= PROMPT_TOKENS - PAGE
+
+        def source() -> inference.WorkerSummary:
+            status = cluster.admin.ClusterStatus(inference.ClusterStatusRequest(), timeout=10)
+            (found,) = [each for each in status.workers if each.worker_id.endswith("-0")]
+            return found
+
+        # The router's figures are as old as its last poll.
+        wait_until("told", lambda: source().counters["host_tokens_loaded"] == loaded, 5)
+        total = source().host_accounts.total
+        assert total > 0
         for entry in cluster.admin.Audit(inference.AuditRequest(), timeout=30).audits:
             assert list(entry.report.violations) == []
-            assert entry.report.host_accounts.total == source.host_accounts.total
+            assert entry.report.host_accounts.total == total

@@ -105,3 +105,17 @@ def test_what_it_finds_by_itself_ends_the_worker() -> None:
     bench.engine.step()
     with pytest.raises(LedgerError, match="lost"):
         auditor.tick()
+
+
+def test_a_row_whose_request_is_gone_is_found() -> None:
+    bench = _bench()
+    auditor = Auditor(bench.engine, ManualClock(), 1)
+    request = bench.submit("r", PROMPT)
+    bench.engine.step()
+    auditor.tick()
+    bench.engine.scheduler.remove(request)  # and its KV is never released
+    assert _ask(auditor).violations == ("check 10: 1 rows are live, for 0 requests that hold KV",)
+    bench.submit("s", PROMPT)
+    bench.engine.step()
+    with pytest.raises(LedgerError, match="check 10: 2 rows"):
+        auditor.tick()
