@@ -271,15 +271,16 @@ def test_the_host_makes_room_of_what_nobody_reads():
     """The least recently used text is being loaded: the next one goes."""
     scene = Scene(host_pages=8, write_policy=WritePolicy.WRITE_BACK)
     text, other, filler = scene.pages(1, 3), scene.pages(2, 3), scene.pages(3, 4, tail=0)
-    for on_host in (text, other):
-        scene.on_host(on_host)
+    scene.on_host(text)
+    scene.on_host(other)
+    scene.publish(filler)
     kv = scene.open(text)
     assert scene.cache.load_back(kv, text) == 12
     scene.cache.release(scene.open(other, "b"), None)
-    scene.publish(filler)
     scene.cache.extend(scene.open(scene.pages(4, 1), "c"), 8)
-    scene.cache.audit()
+    assert scene.settle() == [kv]
     assert_reads_its_tokens(scene.cache, kv, text)
+    assert scene.cache.load_back(scene.open(other, "d"), other) == 0
 
 
 @pytest.mark.parametrize("how", ["inbound", Sharing.PRIVATE, Sharing.RECOMPUTED])
