@@ -59,9 +59,10 @@ class DigestSpec:
 
 
 class DigestRunner:
-    """Stands in for `ModelRunner`."""
+    """Stands in for `ModelRunner`. With a window it reads the last tokens of a sequence only."""
 
-    def __init__(self, pool: KvPool, page_size: int) -> None:
+    def __init__(self, pool: KvPool, page_size: int, window: int | None = None) -> None:
+        self._window = window
         self.spec = DigestSpec()
         self.steps: list[list[int]] = []
         self._keys = pool.buffer[0, 0, :, 0, :]
@@ -93,11 +94,15 @@ class DigestRunner:
     def _read(self, meta: object, sequence: int) -> list[int]:
         pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]
         length = int(meta.kv_lengths[sequence])
+        start = 0 if self._window is None else max(0, length - self._window)
         within = np.arange(self._page_size)
-        slots = (pages[:, None].astype(np.int64) * self._page_size + within).reshape(-1)[:length]
+        slots = (pages[:, None].astype(np.int64) * self._page_size + within).reshape(-1)
+        slots = slots[start:length]
         assert (slots > 0).all(), "the dummy slot is read"
         keys = self._keys[torch.from_numpy(slots)]
         values = self._values[torch.from_numpy(slots)]
         assert torch.equal(keys, values), "K and V of a slot are of different tokens"
-        assert keys[:, 1].tolist() == list(range(length)), "a slot holds another position's KV"
+        assert keys[:, 1].tolist() == list(range(start, length)), (
+            "a slot holds another position's KV"
+        )
         return [int(token) for token in keys[:, 0].tolist()]

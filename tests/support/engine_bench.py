@@ -61,6 +61,7 @@ class EngineBench:
         scheduler: SchedulerConfig | None = None,
         auditing: bool = True,
         host: HostTierConfig | None = None,
+        window: int | None = None,
     ) -> None:
         layout = digest_layout(page_size)
         cache = CacheConfig(
@@ -77,8 +78,9 @@ class EngineBench:
             num_slots,
             context_length or num_slots,
             new_copier=lambda: self.copier,
+            window=window,
         )
-        self.runner = DigestRunner(self.kv_cache.pool, page_size)
+        self.runner = DigestRunner(self.kv_cache.pool, page_size, window)
         self.engine = Engine(
             self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock()
         )
