@@ -20,7 +20,7 @@ from engine.auditor import Auditor
 from engine.engine import Engine
 from engine.garbage import GarbageCollections
 from engine.kv_event_feed import KvEventFeed
-from engine.model_directory import resolve_model
+from engine.model_directory import resolve_model, weights_hash
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from engine.step_loop import StepLoop
@@ -116,7 +116,10 @@ class WorkerProcess:
             page_size=config.cache.page_size,
             arrangement=config.cache.arrangement,
         )
-        kv_cache = build_kv_cache(layout, config.cache, context_length)
+        # KV in files outlives this process: it is of these weights, computed in this type.
+        folder = f"{self._worker_id}-{weights_hash(directory)}-{config.model.dtype.value}"
+        cache_config = config.cache.with_files_in(folder)
+        kv_cache = build_kv_cache(layout, cache_config, context_length)
         runner = ModelRunner(
             directory, kv_cache.pool, threads=self._group().threads, dtype=config.model.dtype
         )

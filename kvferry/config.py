@@ -168,6 +168,14 @@ class CacheConfig:
     audit_interval_steps: int = 0
     """Run every ledger check between two steps, each so many steps. 0: only when idle."""
 
+    def with_files_in(self, folder: str) -> CacheConfig:
+        """The same, with files in a folder below the configured directory, if there is one."""
+        directory = self.host.files.directory
+        if not directory:
+            return self
+        files = dataclasses.replace(self.host.files, directory=f"{directory}/{folder}")
+        return dataclasses.replace(self, host=dataclasses.replace(self.host, files=files))
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:

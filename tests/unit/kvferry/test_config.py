@@ -159,3 +159,11 @@ def test_a_wrong_variable_is_named(name, text, expected):
 def test_a_variable_that_a_flag_overrides_is_not_blamed():
     with pytest.raises(ConfigError, match=r"^cache.rows: is 0; must be at least 1$"):
         load_config(None, {"KVFERRY_CACHE__ROWS": "4"}, {"cache.rows": "0"})
+
+
+def test_each_worker_has_a_folder_of_its_own_for_files():
+    cache = load_config(
+        None, {}, {"cache.host.memory_bytes": "1", "cache.host.files.directory": "/kv"}
+    ).cache
+    assert cache.with_files_in("decode-0").host.files.directory == "/kv/decode-0"
+    assert CacheConfig().with_files_in("decode-0") == CacheConfig(), "without files there is none"

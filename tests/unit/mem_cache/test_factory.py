@@ -3,12 +3,13 @@ import sys
 
 import pytest
 
-from kvferry.config import CacheConfig
+from kvferry.config import CacheConfig, HostTierConfig
 from kvferry.errors import ConfigError
 from mem_cache.chunk_cache import ChunkCache
 from mem_cache.factory import build_kv_cache
 from mem_cache.radix_cache import RadixCache
 from mem_cache.slot_allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from mem_cache.tiered_radix_cache import TieredRadixCache
 from tests.support.kv_caches import PAGE_SIZES, tiny_layout
 
 
@@ -43,3 +44,23 @@ def test_only_bytes_and_rows_need_torch():
     imports = ", ".join(f"mem_cache.{module}" for module in modules)
     code = f"import sys, {imports}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_host_tier_is_as_large_as_its_budget(page_size):
+    layout = tiny_layout(page_size)
+    page_bytes = page_size * layout.bytes_per_token
+    host = HostTierConfig(memory_bytes=9 * page_bytes + page_bytes // 2)
+    config = CacheConfig(page_size=page_size, memory_bytes=100_000, rows=5, host=host)
+    cache = build_kv_cache(layout, config, context_length=100)
+    accounts = cache.host_accounts()
+    assert accounts is not None
+    assert accounts.free == accounts.total == 9 * page_size
+    assert isinstance(cache.tree, TieredRadixCache)
+    cache.close()
+
+
+def test_host_budget_too_small():
+    host = HostTierConfig(memory_bytes=100)
+    with pytest.raises(ConfigError, match=r"cache\.host\.memory_bytes.*is 100; one page"):
+        build_kv_cache(tiny_layout(4), CacheConfig(page_size=4, host=host), context_length=100)
