@@ -108,7 +108,7 @@ TIER_MUTANTS = (
         _TREE,
         "            and node.device_children == 0\n",
         "",
-        _TESTS,
+        ("tests/unit/mem_cache/test_eviction.py",),
     ),
     Mutant(
         "host-evicts-locked",

@@ -30,7 +30,7 @@ TREE_MUTANTS = (
         _TREE,
         "return node.lock_ref == 0 and not node.children and node.parent is not None",
         "return node.lock_ref == 0 and node.parent is not None",
-        _TREE_TESTS,
+        ("tests/unit/mem_cache/test_eviction.py",),
     ),
     Mutant(
         "parent-never-evicted",
@@ -46,7 +46,7 @@ TREE_MUTANTS = (
         _TREE,
         "                if self.is_evictable(node):\n                    self._order.add(node)\n",
         "",
-        ("tests/unit/mem_cache/test_ledger.py", "tests/unit/mem_cache/test_kv_cache.py"),
+        _TREE_TESTS,
     ),
     Mutant(
         "split-loses-lock",

@@ -56,6 +56,21 @@ def test_the_configured_policy_is_the_tree_s(policy, host_bytes):
     assert [int(tree.evict(1)[0]) for _ in range(7)] == LEAVES_FIRST[policy]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("host_bytes", [0, 100_000])
+def test_what_leads_to_other_cache_goes_after_it_under_every_policy(policy, host_bytes):
+    host = HostTierConfig(memory_bytes=host_bytes)
+    config = CacheConfig(page_size=1, eviction=policy, host=host)
+    cache = assemble_kv_cache(tiny_layout(1), config, 16, context_length=16)
+    for text in ([1], [1, 2], [1, 3], [1, 3, 4]):
+        slots = np.asarray(text, dtype=np.int64)
+        cache.tree.insert(tokens_of(text), slots, SHARED, owned_from=len(text) - 1)
+    order = [int(cache.tree.evict(1)[0]) for _ in range(4)]
+    assert order[-1] == 1
+    assert order.index(4) < order.index(3)
+    cache.close()
+
+
 def test_no_two_policies_begin_with_the_same_leaf():
     assert len({order[0] for order in LEAVES_FIRST.values()}) == len(POLICIES) == 7
 
