@@ -153,7 +153,7 @@ class RegisteredAttention:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation=self._registered
         )
-        self._attention = CpuAttention(torch.float32, threads)
+        self._attention = CpuAttention(self._kvferry.pool, threads)
 
     def prefill(self, tokens: int) -> Callable[[], None]:
         """See `Contender.prefill`."""
@@ -188,7 +188,7 @@ class RegisteredAttention:
             module.layer_idx, step.out_slots, key[0].transpose(0, 1), value[0].transpose(0, 1)
         )
         queries = query[0].transpose(0, 1).contiguous()
-        out = plan.run(queries, *pool.layer(module.layer_idx))
+        out = plan.run(queries, module.layer_idx)
         return out.view(1, *queries.shape), None
 
 
