@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from kvferry.cache_key import Sharing
 from kvferry.config import WritePolicy
 from kvferry.ids import ExtraKey
 from kvferry.kv_events import BlocksRemoved, BlocksStored, event_block_tokens, prompt_block_hashes
+from mem_cache.copier import ThreadCopier
 from mem_cache.errors import OutOfSlots
 from tests.support.kv_caches import (
     PAGE_SIZES,
@@ -524,3 +527,51 @@ def test_a_cyclic_working_set_of_four_device_pools_hits_like_an_infinite_cache(
             infinite.release(other, text)
     assert hits["infinite"] == 3 * 11 * 3 * page_size
     assert hits["tiered"] == hits["infinite"]
+
+
+@pytest.mark.parametrize("with_files", [False, True])
+@every_policy
+def test_threads_that_copy_while_the_engine_goes_on(write_policy, with_files, tmp_path):
+    """Nothing here waits for a copy but whoever wants what it brings."""
+    files = (tmp_path, ThreadCopier()) if with_files else None
+    # The working set fits the lowest tier.
+    cache = tiered_cache(
+        4,
+        ThreadCopier(),
+        host_pages=20 if with_files else 40,
+        write_policy=write_policy,
+        auditing=False,
+        files=files,
+    )
+    woken = threading.Event()
+    cache.on_copy_done = woken.set
+    texts = [tokens_of(range(1000 * number, 1000 * number + 13)) for number in range(11)]
+    hits = 0
+    for number in range(60):
+        # Each text three times in a row: hit twice while it is on the device.
+        text = texts[number // 3 * 7 % 11]
+        kv = cache.open("a", text, SHARED)
+        cache.load_back(kv, text)
+        while kv.loading_len:
+            assert woken.wait(10), "a copy does not end"
+            woken.clear()
+            cache.poll()
+        hits += kv.prefix_len
+        assert_reads_its_tokens(cache, kv, text)
+        compute(cache, kv, text, len(text))
+        cache.release(kv, text)
+        free = cache.allocator.free_slots()
+        write_stamps(cache, free, np.full((len(free), 2), -1.0, dtype=np.float32))
+        cache.audit()
+    while cache.copies_in_flight:
+        woken.wait(0.01)
+        cache.poll()
+    cache.audit()
+    assert cache.accounts().is_idle
+    assert cache.tier.statistics.failed == 0
+    if with_files:
+        # A page may be asked for before it is in its file.
+        assert hits > 40 * 12, "no more than the device alone would hit"
+    else:
+        assert hits == (60 - 11) * 12
+    cache.close()
