@@ -8,6 +8,8 @@ _FORMAT = "mem_cache/page_file.py"
 _TIER = "mem_cache/file_tier.py"
 _FORMAT_TESTS = ("tests/unit/mem_cache/test_page_file.py",)
 _TIER_TESTS = ("tests/unit/mem_cache/test_file_tier.py",)
+_COPIES = "mem_cache/host_files.py"
+_COPY_TESTS = ("tests/unit/mem_cache/test_kv_cache_files.py",)
 
 FILE_MUTANTS = (
     Mutant(
@@ -82,5 +84,29 @@ FILE_MUTANTS = (
         "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         _TIER_TESTS,
+    ),
+    Mutant(
+        "unread-pages-used",
+        "Pages that could not be read are computed, whatever is in their slots.",
+        _COPIES,
+        "fetch.key[: (start + fetch.pages_read * self._page_size) * TOKEN_BYTES]",
+        "fetch.key",
+        _COPY_TESTS,
+    ),
+    Mutant(
+        "fetched-below-a-gap",
+        "What a path has on the host is a prefix of it, also when it comes from files.",
+        _COPIES,
+        "        if above.parent is not None and not above.on_host:\n            return 0\n",
+        "",
+        _COPY_TESTS,
+    ),
+    Mutant(
+        "evicted-while-it-is-filed",
+        "Host pages on their way to files are locked.",
+        _COPIES,
+        "            self._tree.host_lock(node)\n",
+        "",
+        _COPY_TESTS,
     ),
 )

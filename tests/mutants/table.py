@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.cache_mutants import CACHE_MUTANTS
+from tests.mutants.engine_mutants import ENGINE_MUTANTS
 from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
@@ -18,6 +19,7 @@ MUTANTS = (
     *SLOT_MUTANTS,
     *FILE_MUTANTS,
     *HANDOFF_MUTANTS,
+    *ENGINE_MUTANTS,
 )
 SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")
 """Tried on every change; the others take minutes."""

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 _TREE = "mem_cache/window_radix_cache.py"
 _TREE_TESTS = ("tests/unit/mem_cache/test_window_radix_cache.py",)
+_CACHE = "mem_cache/kv_cache.py"
+_CACHE_TESTS = ("tests/unit/mem_cache/test_window_kv_cache.py",)
 
 WINDOW_MUTANTS = (
     Mutant(
@@ -58,5 +60,30 @@ WINDOW_MUTANTS = (
         "max(0, length - self.tokens + 1)",
         "max(0, length - self.tokens + 2)",
         ("tests/unit/mem_cache/test_attention_window.py",),
+    ),
+    Mutant(
+        "window-slides-under-a-handoff",
+        "What a handoff reads or fills is kept, whatever has left the window.",
+        _CACHE,
+        "if start == kv.window_start or kv.pins > 0 or kv.inbound:",
+        "if start == kv.window_start:",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "dead-slots-in-the-row",
+        "Left of its window a row reads the dummy slot, never one that is another's by now.",
+        _CACHE,
+        "        self.rows.write(row, kv.window_start, "
+        "np.zeros(start - kv.window_start, dtype=np.int64))\n",
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "nothing-dies-early",
+        "Own slots left of the window come free while the request lives.",
+        _CACHE,
+        "            self.allocator.free(self.rows.read(row, kv.cache_protected_len, start))\n",
+        "",
+        _CACHE_TESTS,
     ),
 )

@@ -1,0 +1,60 @@
+"""Bugs of admission and retraction: who gets KV, and who has to give it back."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_SCHEDULER = "engine/scheduler.py"
+_ADMISSION = "engine/admission.py"
+_TESTS = ("tests/unit/engine/test_retraction.py",)
+
+ENGINE_MUTANTS = (
+    Mutant(
+        "retract-the-oldest",
+        "Under pressure the youngest gives its KV back.",
+        _SCHEDULER,
+        "        return ages[-1]\n",
+        "        return ages[0]\n",
+        _TESTS,
+    ),
+    Mutant(
+        "retracted-goes-last",
+        "A retracted request waits in its order of arrival.",
+        _SCHEDULER,
+        "bisect.insort(self._waiting, request, key=_arrival)",
+        "self._waiting.append(request)",
+        _TESTS,
+    ),
+    Mutant(
+        "retracted-kv-dropped",
+        "What a retracted request has computed stays as cache.",
+        _ADMISSION,
+        "self._kv_cache.release(kv, request.tokens[: kv.committed_len])",
+        "self._kv_cache.release(kv, None)",
+        _TESTS,
+    ),
+    Mutant(
+        "retracted-twice",
+        "Who was retracted comes back when its longest sequence is sure to fit.",
+        _ADMISSION,
+        "        if request.retractions:\n",
+        "        if request.retractions > 1:\n",
+        _TESTS,
+    ),
+    Mutant(
+        "promises-not-kept",
+        "Nobody is let in at the cost of what others are promised.",
+        _ADMISSION,
+        "            fits = wanted <= self.slack(admitted)\n",
+        "            fits = wanted <= self.available\n",
+        _TESTS,
+    ),
+    Mutant(
+        "reserved-is-taken",
+        "Slots for prompts that others wait for are given to nobody else.",
+        _ADMISSION,
+        "return sum(self.outstanding(request) for request in admitted if request.prefill_only)",
+        "return 0",
+        _TESTS,
+    ),
+)
