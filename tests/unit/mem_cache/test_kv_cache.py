@@ -99,14 +99,14 @@ def test_what_is_not_shareable_neither_matches_nor_publishes(page_size):
 @every_page_size
 def test_what_is_recomputed_matches_nothing_and_is_published(page_size):
     cache = tiny_cache(page_size)
-    text = tokens_of(range(3 * page_size + 1))
+    text = tokens_of(range(3 * page_size))
     _publish(cache, text[: 2 * page_size])
     kv = cache.open("a", text, SHARED, sharing=Sharing.RECOMPUTED)
     assert kv.prefix_len == 0
     compute(cache, kv, text, len(text))
     cache.release(kv, text)
     assert (kv.cache_protected_len, kv.cache_inserted_len) == (3 * page_size, page_size)
-    assert cache.open("b", text, SHARED).prefix_len == 3 * page_size
+    assert cache.open("b", tokens_of(range(4 * page_size)), SHARED).prefix_len == 3 * page_size
 
 
 def test_a_matched_prefix_cannot_be_evicted_by_its_own_extension():
