@@ -20,6 +20,7 @@ from kvferry.cache_key import CacheUse
 from kvferry.errors import DeadlineExceeded, InternalError, Overloaded, WorkerUnavailable
 from kvferry.generation import AttemptRequest
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.kv_events import BlockHash, BlocksStored, KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2_grpc
 from kvferry.sampling import SamplingParams
@@ -166,3 +167,29 @@ def test_another_incarnation_does_not_answer_for_the_one_asked():
             await client.audit(timeout_s=5.0)
 
     serve(FakeStepLoop(REPORT), scenario)
+
+
+def _batch(number, snapshot=False):
+    events = (BlocksStored((BlockHash(number), BlockHash(number + 100))),)
+    return KvEventBatch(WorkerId("decode-0"), Incarnation(7), number, snapshot, events)
+
+
+def test_a_subscription_counts_what_its_reader_has_not_taken():
+    """A snapshot is no backlog, but a reader that has not taken it has not caught up."""
+
+    async def scenario():
+        subscription = worker_service._Subscription(asyncio.get_running_loop())
+        assert subscription.is_caught_up()
+        subscription.deliver(_batch(0, snapshot=True))
+        assert (subscription.backlog_blocks(), subscription.is_caught_up()) == (0, False)
+        subscription.deliver(_batch(1))
+        assert (subscription.backlog_blocks(), subscription.is_caught_up()) == (2, False)
+        batches = subscription.batches(lambda: True)
+        assert (await anext(batches)).snapshot
+        assert (subscription.backlog_blocks(), subscription.is_caught_up()) == (2, False)
+        assert (await anext(batches)).sequence == 1
+        assert (subscription.backlog_blocks(), subscription.is_caught_up()) == (0, True)
+        subscription.end()
+        assert [batch async for batch in batches] == []
+
+    asyncio.run(scenario())
