@@ -13,8 +13,8 @@ from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from kvferry.config import DType, KvDType
-from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.layout import KvLayout
+from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.req_to_token_pool import ReqToTokenPool
 
 if TYPE_CHECKING:
