@@ -85,7 +85,7 @@ class RadixCache:
         return np.asarray(token_ids[:whole], dtype="<i4").tobytes()
 
     def _child_key(self, node: TreeNode, unit: bytes, extra_key: ExtraKey) -> ChildKey:
-        return (extra_key, unit) if node is self.root else unit
+        return extra_key.encode() + unit if node is self.root else unit
 
     def _descend(
         self, key: bytes, extra_key: ExtraKey, *, is_hit: bool, priority: int = 0
@@ -94,7 +94,7 @@ class RadixCache:
         self._tick += 1
         tick, unit_bytes = self._tick, self._unit_bytes
         node, offset = self.root, 0
-        child_key: ChildKey = (extra_key, key[:unit_bytes])
+        child_key = self._child_key(node, key[:unit_bytes], extra_key)
         while offset < len(key):
             child = node.children.get(child_key)
             if child is None:

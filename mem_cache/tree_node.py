@@ -21,8 +21,9 @@ TOKEN_BYTES = 4
 """Keys are kept as the bytes of little-endian int32 tokens: `bytes.startswith` compares a whole
 edge in native code without making an array, which is most of what a search does."""
 
-ChildKey: TypeAlias = bytes | tuple[ExtraKey, bytes]
-"""First unit (token or page) of an edge; below the root together with the extra key."""
+ChildKey: TypeAlias = bytes
+"""First unit (token or page) of an edge; below the root, the extra key and the first unit. Units
+of a tree are equally long, so it is clear where the extra key ends."""
 
 
 NO_SLOTS: SlotIndices = np.empty(0, dtype=np.int64)

@@ -76,7 +76,7 @@ TREE_MUTANTS = (
         "extra-key-ignored",
         "Requests with different extra keys never share KV.",
         _TREE,
-        "return (extra_key, unit) if node is self.root else unit",
+        "return extra_key.encode() + unit if node is self.root else unit",
         "return unit",
         _TREE_TESTS,
     ),

@@ -149,6 +149,18 @@ def test_what_is_no_unlocked_leaf_any_more_is_passed_over():
     assert order.pop() is locked
 
 
+def test_what_is_locked_after_its_neighbours_were_sorted_is_passed_over():
+    root, order = new_root(), _order()
+    leaves = [_leaf(root, number, number) for number in (1, 2, 3)]
+    for leaf in leaves:
+        order.add(leaf)
+    assert order.pop() is leaves[0]
+    leaves[1].lock_ref = 1
+    assert order.pop() is leaves[2]
+    assert order.pop() is None
+    assert leaves[1] not in order
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_entry_per_node(policy):
     root, order = new_root(), _order(policy)
