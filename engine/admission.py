@@ -125,7 +125,11 @@ class Admission:
 
     def slack(self, admitted: Iterable[Request]) -> int:
         """Available slots that are promised to nobody; below 0 when requests outran promises."""
-        return self.available - sum(map(self.outstanding, admitted))
+        admitted = list(admitted)
+        # A load takes from the promise of who waits for it when it has succeeded, not before.
+        is_loading = any(request.stage is Stage.LOADING for request in admitted)
+        loading = self._kv_cache.accounts().loading if is_loading else 0
+        return self.available + loading - sum(map(self.outstanding, admitted))
 
     def slots_needed(self, request: Request, stop: int) -> int:
         """Slots that `request` lacks to compute its tokens up to `stop`."""
@@ -133,7 +137,11 @@ class Admission:
 
     def reserved(self, admitted: Iterable[Request]) -> int:
         """Available slots that no step may give to others: fixed requests will take them."""
-        return sum(self.outstanding(request) for request in admitted if request.prefill_only)
+        return sum(
+            self.outstanding(request) - request.held_kv.loading_len
+            for request in admitted
+            if request.prefill_only
+        )
 
     def promised(self, request: Request) -> int:
         """Slots that a request may count on in all."""
@@ -165,11 +173,15 @@ class Admission:
         horizon = max(self.horizon, request.arrival)
         kept = [r for r in admitted if r.arrival <= horizon or not r.is_retractable]
         kept.append(request)
-        # Inbound and loading requests have taken what they take before they can be retracted.
-        taking = [r for r in kept if r.arrival <= horizon or r.prefill_only]
-        outstanding = sum(self._outstanding(other, horizon) for other in taking)
+        # Others take no more than they have, or are loading, before they can be retracted.
+        to_come = sum(
+            self._outstanding(other, horizon)
+            if other.arrival <= horizon or other.prefill_only
+            else other.held_kv.loading_len
+            for other in kept
+        )
         held = self._kv_cache.held_slots(other.held_kv for other in kept)
-        if outstanding + held > self._kv_cache.num_slots:
+        if to_come + held > self._kv_cache.num_slots:
             return False
         self.horizon = horizon
         return True
@@ -184,8 +196,7 @@ class Admission:
         return self._rounded(min(longest, least))
 
     def _outstanding(self, request: Request, horizon: int) -> int:
-        kv = request.held_kv
-        return max(0, self._promise(request, horizon) - kv.allocated_len - kv.loading_len)
+        return max(0, self._promise(request, horizon) - request.held_kv.allocated_len)
 
     def _rounded(self, tokens: int) -> int:
         page = self._kv_cache.page_size

@@ -108,7 +108,7 @@ def held_slots(kvs: Iterable[RequestKV]) -> int:
     seen: set[int] = set()
     count = 0
     for kv in kvs:
-        count += kv.private_len + kv.loading_len
+        count += kv.private_len
         node = kv.last_node
         while node.parent is not None and node.end > kv.window_start:
             count += 0 if node.node_id in seen else len(node.value)
