@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.radix_growth import CpuClock, growth_rows
+from engine.garbage import GarbageCollections
 from kvferry.clock import MonotonicClock
 from kvferry.ids import ExtraKey
 from kvferry.kv_events import event_block_tokens
 from mem_cache.radix_cache import RadixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvferry.clock import Clock
     from kvferry.ids import TokenIds
@@ -42,19 +43,25 @@ def main() -> None:
     """Print the rows that the command line asks for."""
     arguments = _parse()
     clock = CpuClock() if arguments.cpu_time else MonotonicClock()
-    rows: list[dict[str, Any]] = []
-    if arguments.scaling:
-        rows += growth_rows(arguments.nodes, arguments.rounds, clock)
-    if arguments.workload is not None:
-        prompts = load_prompts(arguments.workload)
-        for page_size in arguments.page_size:
-            if arguments.memory:
-                rows.append(memory_row(prompts, page_size))
-            else:
-                rows.append(rate_row(prompts, page_size, arguments.rounds, clock))
-    for row in rows:
+    # As in a worker; without, the collector's part of the rows is Python's own choice.
+    if not arguments.python_collector:
+        GarbageCollections(clock, lambda: False)
+    for row in _rows(arguments, clock):
         text = json.dumps(row) if arguments.json else "  ".join(f"{k} {v}" for k, v in row.items())
         print(text, flush=True)  # noqa: T201
+
+
+def _rows(arguments: argparse.Namespace, clock: Clock) -> Iterator[dict[str, Any]]:
+    if arguments.scaling:
+        yield from growth_rows(arguments.nodes, arguments.rounds, clock)
+    if arguments.workload is None:
+        return
+    prompts = load_prompts(arguments.workload)
+    for page_size in arguments.page_size:
+        if arguments.memory:
+            yield memory_row(prompts, page_size)
+        else:
+            yield rate_row(prompts, page_size, arguments.rounds, clock)
 
 
 @dataclass(slots=True)
@@ -180,6 +187,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--cpu-time", action="store_true", help="time of this thread alone: for a busy machine"
+    )
+    parser.add_argument(
+        "--python-collector",
+        action="store_true",
+        help="let Python decide about garbage collections, as a worker does not",
     )
     parser.add_argument("--page-size", type=int, nargs="+", default=list(PAGE_SIZES))
     parser.add_argument("--nodes", type=int, nargs="+", default=[10**n for n in (3, 4, 5, 6)])

@@ -22,7 +22,7 @@ from kvferry.kv_events import event_block_tokens
 from mem_cache.radix_cache import RadixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvferry.clock import Clock
     from kvferry.ids import SlotIndices, TokenIds
@@ -145,26 +145,31 @@ class GrownTree:
         return np.arange(first, self._next_slot)
 
 
-def growth_rows(sizes: Sequence[int], rounds: int, clock: Clock) -> list[dict[str, Any]]:
-    """Microseconds per operation at each size: of each part its best round."""
-    return [_row(nodes, rounds, clock) for nodes in sizes]
+def growth_rows(sizes: Sequence[int], rounds: int, clock: Clock) -> Iterator[dict[str, Any]]:
+    """Microseconds per operation at each size: of each part its best round.
+
+    The trees are grown first, then operated on in turns: what disturbs one disturbs the others.
+    `collector_*` is Python's garbage collector while the second half of the tree was made.
+    """
+    trees = [_grown(nodes, clock) for nodes in sizes]
+    runs = [[asdict(grown.operate(OPERATIONS)) for grown, _ in trees] for _ in range(rounds)]
+    for (_, collector), nodes, spent in zip(trees, sizes, zip(*runs, strict=True), strict=True):
+        best = {name: min(run[name] for run in spent) / OPERATIONS for name in spent[0]}
+        row = {"nodes": nodes, "total_us": round(1e6 * sum(best.values()), 1)}
+        row |= {f"{name}_us": round(1e6 * seconds, 2) for name, seconds in best.items()}
+        row["collector_us"] = round(1e6 * collector.seconds / (nodes // 2), 2)
+        row["collector_longest_ms"] = round(1e3 * collector.longest, 1)
+        yield row
 
 
-def _row(nodes: int, rounds: int, clock: Clock) -> dict[str, Any]:
-    gc.collect()
-    grown = GrownTree(nodes, clock)
+def _grown(nodes: int, clock: Clock) -> tuple[GrownTree, Collector]:
+    grown, collector = GrownTree(nodes, clock), Collector(clock)
     grown.operate(nodes // 2)
-    with Collector(clock) as collector:
+    with collector:
         grown.operate(nodes // 2)
     # A little more, so that eviction is in its stride.
     grown.operate(max(nodes // 10, 2_000))
-    runs = [asdict(grown.operate(OPERATIONS)) for _ in range(rounds)]
-    best = {name: min(run[name] for run in runs) for name in runs[0]}
-    row = {"nodes": nodes, "total_us": round(1e6 * sum(best.values()) / OPERATIONS, 1)}
-    row |= {f"{name}_us": round(1e6 * taken / OPERATIONS, 2) for name, taken in best.items()}
-    row["collector_us"] = round(1e6 * collector.seconds / (nodes // 2), 2)
-    row["collector_longest_ms"] = round(1e3 * collector.longest, 1)
-    return row
+    return grown, collector
 
 
 def _text(number: int, turns: int) -> TokenIds:
