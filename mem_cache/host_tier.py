@@ -13,7 +13,7 @@ Where a write finds no room on the host, or fails, the KV stays on the device al
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from kvferry.accounts import HostAccounts
@@ -317,6 +317,14 @@ class HostTier:
             loading=0 if self.files is None else self.files.loading,
             total=self.pages.num_slots,
         )
+
+    def counters(self) -> dict[str, int]:
+        """Of both lower tiers: tokens copied to and from host memory, pages in files."""
+        told = {f"host_tokens_{name}": count for name, count in asdict(self.statistics).items()}
+        if self.files is not None:
+            files = asdict(self.files.files.statistics())
+            told |= {f"file_tier_{name}": count for name, count in files.items()}
+        return told
 
     def close(self) -> None:
         """End the copiers. Copies in flight are lost."""

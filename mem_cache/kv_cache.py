@@ -305,16 +305,8 @@ class KVCache:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What happened since the start, in tokens; empty without a host tier."""
-        if self.tier is None:
-            return {}
-        done = self.tier.statistics
-        return {
-            "host_tokens_written": done.written,
-            "host_tokens_loaded": done.loaded,
-            "host_tokens_skipped": done.skipped,
-            "host_tokens_failed": done.failed,
-        }
+        """What the lower tiers did since the start; empty without any."""
+        return {} if self.tier is None else self.tier.counters()
 
     def free_or_evictable(self) -> int:
         """Slots a request could get now, at the cost of cache."""
