@@ -20,7 +20,7 @@ from engine.auditor import Auditor
 from engine.engine import Engine
 from engine.garbage import GarbageCollections
 from engine.kv_event_feed import KvEventFeed
-from engine.model_directory import resolve_model, weights_hash
+from engine.model_directory import resolve_model
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from engine.step_loop import StepLoop
@@ -32,6 +32,7 @@ from kvferry.ids import Incarnation, WorkerId, new_incarnation
 from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
+from kvferry.weights_identity import weights_identity
 from mem_cache.factory import build_kv_cache
 from mem_cache.layout import KvLayout, kv_dtype
 from prefill_worker.prompt_source import PromptSource
@@ -117,7 +118,7 @@ class WorkerProcess:
             arrangement=config.cache.arrangement,
         )
         # KV in files outlives this process: it is of these weights, computed in this type.
-        folder = f"{self._worker_id}-{weights_hash(directory)}-{config.model.dtype.value}"
+        folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
         cache_config = config.cache.with_files_in(folder)
         kv_cache = build_kv_cache(layout, cache_config, context_length)
         runner = ModelRunner(

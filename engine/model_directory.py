@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -39,19 +38,6 @@ def resolve_model(path: str, cache_dir: Path | None = None, progress: bool = Fal
     if path != BUNDLED_MODEL:
         raise ConfigError("model.path", f"{path!r} is not bundled; there is {BUNDLED_MODEL!r}")
     return _bundled_directory(cache_dir or default_cache_dir(), progress=progress)
-
-
-def weights_hash(directory: Path) -> str:
-    """Differs for directories whose weights or configuration may differ; reads none of them.
-
-    Names, sizes and times of change stand for contents: too strict at worst, as for a copy.
-    """
-    state = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=8)
-    for file in sorted(directory.iterdir()):
-        if file.suffix in (".json", ".safetensors"):
-            stat = file.stat()
-            state.update(f"/{file.name}/{stat.st_size}/{stat.st_mtime_ns}".encode())
-    return state.hexdigest()
 
 
 def default_cache_dir() -> Path:

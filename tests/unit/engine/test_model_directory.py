@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from engine.model_directory import publish_once, resolve_model, weights_hash
+from engine.model_directory import publish_once, resolve_model
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,17 +63,3 @@ def test_a_writer_that_dies_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     assert not target.exists()
     publish_once(target, lambda directory: (directory / "whole").touch())
     assert [file.name for file in target.iterdir()] == ["whole"]
-
-
-def test_the_hash_of_weights_is_as_lasting_as_the_files(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"abc")
-    before = weights_hash(tmp_path)
-    (tmp_path / "notes.txt").write_text("of no effect")
-    assert weights_hash(tmp_path) == before
-    (tmp_path / "config.json").write_text("{}")
-    with_config = weights_hash(tmp_path)
-    os.utime(weights, ns=(1, 1))
-    with_other_time = weights_hash(tmp_path)
-    weights.write_bytes(b"abcd")
-    assert len({before, with_config, with_other_time, weights_hash(tmp_path)}) == 4

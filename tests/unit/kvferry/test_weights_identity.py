@@ -41,9 +41,10 @@ def test_training_one_tensor_makes_another_model(layer, model, tmp_path):
     assert weights_identity(write(tmp_path / "other", trained)) != weights_identity(model)
 
 
-def test_change_in_the_second_half_of_a_tensor_is_seen(model, tmp_path):
+@pytest.mark.parametrize("eighth", range(8))
+def test_a_change_in_any_part_of_a_tensor_is_seen(eighth, model, tmp_path):
     trained = tensors()
-    trained["layer.1.weight"][32:] += 1.0
+    trained["layer.1.weight"][8 * eighth : 8 * eighth + 8] += 1.0
     assert weights_identity(write(tmp_path / "other", trained)) != weights_identity(model)
 
 
