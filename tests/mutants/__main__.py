@@ -1,6 +1,7 @@
 """`python -m tests.mutants [--only NAME ...] [--jobs N]`: do the tests notice seeded bugs?
 
-Exit code 1 if a mutant survives or gives no answer, or if its tests fail without it.
+Exit code 1 if a mutant survives or gives no answer, if its tests fail without it, or if the code
+that it changes is gone.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
 
 
 def run(mutants: Sequence[Mutant], jobs: int = 1) -> int:
-    """Try each mutant and say what came out; returns the exit code."""
+    """Try each mutant and say what came out; returns the exit code.
+
+    Raises `MutantOutdated`, before anything runs, if the text that one changes is gone.
+    """
     with tempfile.TemporaryDirectory(prefix="kvferry-mutants-") as folder:
         # Copied once, so that nobody's edits come between the baseline and a trial.
         pristine = Path(folder) / "pristine"
         copy_tree(ROOT, pristine)
+        for mutant in mutants:
+            mutant.mutated(pristine)
         failure = check_baseline(mutants, pristine)
         if failure:
             _say(f"without any mutant:\n{failure}")

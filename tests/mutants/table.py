@@ -11,15 +11,16 @@ from tests.mutants.tier_mutants import TIER_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
 from tests.mutants.window_mutants import WINDOW_MUTANTS
 
-MUTANTS = (
-    *TREE_MUTANTS,
-    *WINDOW_MUTANTS,
-    *CACHE_MUTANTS,
-    *TIER_MUTANTS,
-    *SLOT_MUTANTS,
-    *FILE_MUTANTS,
-    *HANDOFF_MUTANTS,
-    *ENGINE_MUTANTS,
-)
+GROUPS = {
+    "tree": TREE_MUTANTS,
+    "window": WINDOW_MUTANTS,
+    "cache": CACHE_MUTANTS,
+    "tier": TIER_MUTANTS,
+    "slot": SLOT_MUTANTS,
+    "file": FILE_MUTANTS,
+    "handoff": HANDOFF_MUTANTS,
+    "engine": ENGINE_MUTANTS,
+}
+MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)
 SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")
 """Tried on every change; the others take minutes."""

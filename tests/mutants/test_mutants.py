@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutants.__main__ import run
 from tests.mutants.mutant import Mutant, MutantOutdated
-from tests.mutants.table import MUTANTS, SAMPLE
+from tests.mutants.table import GROUPS, MUTANTS, SAMPLE
 from tests.mutants.trial import ROOT
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def test_the_sample_is_caught():
 
 
 @pytest.mark.slow
-def test_all_are_caught():
-    assert run(MUTANTS) == 0
+@pytest.mark.parametrize("group", GROUPS)
+def test_all_are_caught(group):
+    assert run(GROUPS[group]) == 0
 
 
 # --- the check itself ---------------------------------------------------------------------------
@@ -71,31 +72,17 @@ def toy_test(root: Path, statement: str) -> None:
 
 def test_a_mutant_that_a_test_fails_for_is_caught(toy, capsys):
     assert run([TOY]) == 0
-    assert "caught" in capsys.readouterr().out
+    assert "test_toy.py::test_two" in capsys.readouterr().out
     assert (toy / "kvferry" / "toy.py").read_text() == "TWO = 2\nTHREE = 3\n"
 
 
-def test_a_mutant_that_no_test_fails_for_survives(toy, capsys):
-    toy_test(toy, "assert TWO")
-    assert run([TOY]) == 1
-    assert "SURVIVED" in capsys.readouterr().out
-
-
-def test_one_survivor_among_many_is_enough_to_fail(toy, capsys):
-    assert run([TOY, replace(TOY, name="three", old="THREE = 3", new="THREE = 4")], jobs=2) == 1
-    assert "1 of 2 mutants caught" in capsys.readouterr().out
-
-
-def test_tests_that_cannot_be_collected_catch_nothing(toy, capsys):
-    assert run([replace(TOY, new="DUO = 2\n")]) == 1
-    assert "NO ANSWER" in capsys.readouterr().out
-
-
-def test_tests_that_do_not_end_catch_nothing(toy, capsys, monkeypatch):
-    toy_test(toy, "assert TWO == 2 or __import__('threading').Event().wait()")
-    monkeypatch.setattr("tests.mutants.trial.TIMEOUT_S", 5.0)
-    assert run([TOY]) == 1
-    assert "no end within 5 s" in capsys.readouterr().out
+def test_what_no_test_fails_for_survives_and_what_cannot_be_collected_is_not_caught(toy, capsys):
+    unseen = replace(TOY, name="unseen", old="THREE = 3", new="THREE = 4")
+    broken = replace(TOY, name="broken", new="DUO = 2\n")
+    assert run([TOY, unseen, broken], jobs=2) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ")[0] for line in lines if " s  " in line] == ["caught", "SURVIVED", "NO"]
+    assert lines[-1] == "1 of 3 mutants caught"
 
 
 def test_tests_that_fail_anyway_catch_nothing(toy, capsys):
@@ -104,7 +91,15 @@ def test_tests_that_fail_anyway_catch_nothing(toy, capsys):
     assert "without any mutant" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_tests_that_do_not_end_catch_nothing(toy, capsys, monkeypatch):
+    toy_test(toy, "assert TWO == 2 or __import__('threading').Event().wait()")
+    monkeypatch.setattr("tests.mutants.trial.TIMEOUT_S", 20.0)
+    assert run([TOY]) == 1
+    assert "no end within 20 s" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("old", ["FOUR = 4", " = "], ids=["never", "twice"])
 def test_text_that_is_not_there_once_is_an_error(toy, old):
     with pytest.raises(MutantOutdated, match="times, not once"):
-        run([replace(TOY, old=old)])
+        run([TOY, replace(TOY, old=old)])
