@@ -53,8 +53,8 @@ ENGINE_MUTANTS = (
         "reserved-is-taken",
         "Slots for prompts that others wait for are given to nobody else.",
         _ADMISSION,
-        "return sum(self.outstanding(request) for request in admitted if request.prefill_only)",
-        "return 0",
+        "            for request in admitted\n            if request.prefill_only\n        )\n",
+        "            for request in ()\n        )\n",
         _TESTS,
     ),
 )
