@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
 from mem_cache.paged_pool import PagedPool
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MHATokenToKVPool(PagedPool[KvLayout]):
@@ -30,10 +27,9 @@ class MHATokenToKVPool(PagedPool[KvLayout]):
         self, layer: int, slots: torch.Tensor, first: torch.Tensor, second: torch.Tensor
     ) -> None:
         """See `KvPool.write`: K and V."""
-        self._write_plane(layer, 0, slots, self._codec.encode(first))
-        self._write_plane(layer, 1, slots, self._codec.encode(second))
+        self._store(layer, slots, self._codec.encode(torch.stack([first, second])))
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KvPool.read`: K and V."""
-        keys, values = (self._read_plane(layer, plane, slots) for plane in (0, 1))
-        return self._codec.decode(keys), self._codec.decode(values)
+        keys, values = self._codec.decode(self._load(layer, slots)).unbind()
+        return keys, values

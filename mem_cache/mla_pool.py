@@ -30,10 +30,10 @@ class MLATokenToKVPool(PagedPool[MlaLayout]):
     ) -> None:
         """See `KvPool.write`: latent [T, R] and rotated part [T, D_rope]."""
         parts = [self._codec.encode(first), self._codec.encode(second)]
-        self._write_plane(layer, 0, slots, torch.cat(parts, dim=-1))
+        self._store(layer, slots, torch.cat(parts, dim=-1)[None, :, None])
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KvPool.read`: latent [T, R] and rotated part [T, D_rope]."""
-        stored = self._read_plane(layer, 0, slots)[:, 0]
+        stored = self._load(layer, slots)[0, :, 0]
         cut = self.layout.latent_bytes // stored.itemsize
         return self._codec.decode(stored[:, :cut]), self._codec.decode(stored[:, cut:])

@@ -60,7 +60,7 @@ class PagedPool(Generic[LayoutT]):
         """See `KvPool.gather`. One array operation over the runs of all layers."""
         used = self.payload_bytes(len(slots), layer_start, layer_stop)
         assert used <= out.numel(), f"a payload of {used} bytes exceeds {out.numel()}"
-        source, index = self._layers(slots, layer_start, layer_stop)
+        source, index = self._locate(torch.from_numpy(slots), layer_start, layer_stop)
         torch.index_select(source, 0, index, out=self._as_runs(out[:used]))
         return used
 
@@ -70,30 +70,29 @@ class PagedPool(Generic[LayoutT]):
         """See `KvPool.scatter`. One array operation over the runs of all layers."""
         used = self.payload_bytes(len(slots), layer_start, layer_stop)
         assert used <= payload.numel(), f"a payload of {payload.numel()} bytes lacks {used}"
-        target, index = self._layers(slots, layer_start, layer_stop)
+        target, index = self._locate(torch.from_numpy(slots), layer_start, layer_stop)
         target.index_copy_(0, index, self._as_runs(payload[:used]))
 
-    def _write_plane(
-        self, layer: int, plane: int, slots: torch.Tensor, stored: torch.Tensor
-    ) -> None:
-        """Put stored units [T, heads, width] into `slots` (int64 [T])."""
-        runs = self._as_runs(stored.contiguous().view(-1).view(torch.uint8))
-        self._runs[layer, plane].index_copy_(0, self._run_index(slots), runs)
+    def _store(self, layer: int, slots: torch.Tensor, stored: torch.Tensor) -> None:
+        """Put stored units [planes, T, heads, width] of one layer into `slots` (int64 [T])."""
+        target, index = self._locate(slots, layer, layer + 1)
+        target.index_copy_(0, index, self._as_runs(stored.view(-1).view(torch.uint8)))
 
-    def _read_plane(self, layer: int, plane: int, slots: torch.Tensor) -> torch.Tensor:
-        """A copy of the stored units [T, heads, width] of `slots` (int64 [T])."""
-        runs = self._runs[layer, plane].index_select(0, self._run_index(slots))
-        stored = runs.view(-1).view(self._codec.storage)
-        return stored.view(len(slots), self.layout.heads, self.buffer.shape[-1])
+    def _load(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """A copy of the stored units [planes, T, heads, width] of `slots` (int64 [T])."""
+        source, index = self._locate(slots, layer, layer + 1)
+        stored = source.index_select(0, index).view(-1).view(self._codec.storage)
+        layout = self.layout
+        return stored.view(layout.planes, len(slots), layout.heads, self.buffer.shape[-1])
 
-    def _layers(
-        self, slots: SlotIndices, layer_start: int, layer_stop: int
+    def _locate(
+        self, slots: torch.Tensor, layer_start: int, layer_stop: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The runs of some layers as one table, and which of its rows a payload consists of."""
+        """The runs of some layers as one table, and which of its rows hold `slots`."""
         _, planes, runs, words = self._runs.shape
         table = self._runs[layer_start:layer_stop].view(-1, words)
         first = torch.arange(planes * (layer_stop - layer_start), device=table.device) * runs
-        within = self._run_index(torch.from_numpy(slots).to(table.device))
+        within = self._run_index(slots.to(table.device))
         return table, (first[:, None] + within).view(-1)
 
     def _run_index(self, slots: torch.Tensor) -> torch.Tensor:

@@ -35,16 +35,16 @@ PROMPT = np.random.default_rng(1).integers(0, 512, 40).astype(np.int32)
 
 
 class _ChangedKv(MHATokenToKVPool):
-    """float32 K and V, each changed by `store` when it is written; always copied for reading."""
+    """float32 K and V, each changed by `change` when it is written; read through the decoding kernel."""
 
-    def __init__(self, layout: KvLayout, store: Store) -> None:
+    def __init__(self, layout: KvLayout, change: Store) -> None:
         super().__init__(layout, 1024)
-        self._store = store
+        self._change = change
 
     in_place_dtype = None
 
     def write(self, layer, slots, first, second) -> None:
-        super().write(layer, slots, self._store(first), self._store(second))
+        super().write(layer, slots, self._change(first), self._change(second))
 
 
 @pytest.fixture(scope="module")
