@@ -29,16 +29,11 @@ BUNDLED_MODEL = "bundled:SmolLM2-135M-Instruct"
 
 
 class DType(Enum):
-    """Element type of weights and KV."""
+    """Element type of weights."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element."""
-        return 4 if self is DType.FLOAT32 else 2
 
 
 class KvDType(Enum):

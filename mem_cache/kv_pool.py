@@ -27,7 +27,7 @@ class KvPool(Protocol):
     A payload is uint8 `[layers, planes, tokens, heads, unit_bytes]`, token by token in either
     arrangement, each unit with its scale: pools of equal `layout_hash` exchange it byte for byte,
     and its last two dimensions are one token of one plane. Its memory begins at a multiple of 16
-    bytes or of `unit_bytes`, as a tensor of its own does.
+    bytes or of `layout.bytes_per_token`, as a tensor of its own does.
     """
 
     buffer: torch.Tensor
