@@ -7,6 +7,8 @@ from tests.mutants.mutant import Mutant
 _TREE = "mem_cache/tiered_radix_cache.py"
 _TIER = "mem_cache/host_tier.py"
 _CACHE = "mem_cache/kv_cache.py"
+_COPIER = "mem_cache/copier.py"
+_COPIER_TESTS = ("tests/unit/mem_cache/test_copier.py",)
 _TESTS = ("tests/unit/mem_cache/test_kv_cache_tiers.py",)
 
 TIER_MUTANTS = (
@@ -134,5 +136,21 @@ TIER_MUTANTS = (
         "        assert kv.committed_len <= new_len <= self.context_length, (\n",
         "        assert kv.committed_len <= new_len <= self.context_length, (\n",
         _TESTS,
+    ),
+    Mutant(
+        "cancelled-and-still-running",
+        "A copy that was cancelled touches no memory any more: its slots are another's.",
+        _COPIER,
+        "        if not self._withdraw(copy):\n            self._await(copy)\n",
+        "        self._withdraw(copy)\n",
+        _COPIER_TESTS,
+    ),
+    Mutant(
+        "failure-swallowed",
+        "A copy that failed is reported with its reason.",
+        _COPIER,
+        "            return error\n",
+        "            return None\n",
+        _COPIER_TESTS,
     ),
 )
