@@ -18,6 +18,7 @@ from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from kvferry.config import ClusterConfig
 
@@ -184,3 +185,25 @@ def test_kv_that_comes_back_from_host_memory_is_told_apart(roles: tuple[Role, ..
         for entry in cluster.admin.Audit(inference.AuditRequest(), timeout=30).audits:
             assert list(entry.report.violations) == []
             assert entry.report.host_accounts.total == total
+
+
+def test_kv_in_files_is_found_by_the_next_process(tmp_path: Path) -> None:
+    overrides = {
+        "cache.host.memory_bytes": str(64 * 2**20),
+        "cache.host.load_back_tokens_min": str(PAGE),
+        "cache.host.files.directory": str(tmp_path),
+        "cache.audit_interval_steps": "1",
+    }
+    config, ids, pages = _config(**overrides), _prompt(30), PROMPT_TOKENS // PAGE
+    with InProcessCluster(config, (Role.BOTH,)) as cluster:
+        _ask(cluster, ids, cache_salt="a")
+
+        def written() -> int:
+            return cluster.workers[0].snapshot().counters["file_tier_written"]
+
+        wait_until("in files", lambda: written() >= pages, 5, state=written)
+    with InProcessCluster(config, (Role.BOTH,)) as cluster:
+        other = _ask(cluster, ids, cache_salt="b")
+        assert (other.prefill_hit_tokens, other.host_hit_tokens) == NONE
+        same = _ask(cluster, ids, cache_salt="a")
+        assert (same.prefill_hit_tokens, same.host_hit_tokens) == (0, PROMPT_TOKENS - PAGE)
