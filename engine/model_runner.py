@@ -39,7 +39,7 @@ class ModelRunner:
         self.spec = load_spec(directory)
         self._kv_pool = kv_pool
         weights = load_weights(directory, dtype)
-        attention = CpuAttention(kv_pool, threads)
+        attention = CpuAttention(kv_pool, threads, self.spec.sliding_window)
         operators = _choose_operators(dtype, threads)
         self._decoder = LlamaDecoder(self.spec, weights, operators, attention)
 

@@ -11,7 +11,9 @@ from kvferry.model_files import read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
+_WINDOWED = "MistralForCausalLM"
+"""The Llama decoder with a window on attention."""
+_ARCHITECTURES = frozenset({"LlamaForCausalLM", _WINDOWED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     tied_embeddings: bool
     """The output head is the token embedding."""
+    sliding_window: int | None = None
+    """Tokens, itself included, that each token attends to in every layer; None: all before it."""
 
 
 def load_spec(directory: Path) -> ModelSpec:
@@ -104,6 +108,7 @@ def _spec_of(config: dict[str, Any], directory: Path) -> ModelSpec:
         context_length=int(config["max_position_embeddings"]),
         eos_token_ids=_eos_token_ids(directory, config),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        sliding_window=_sliding_window(config),
     )
 
 
@@ -120,6 +125,16 @@ def _require_supported(config: dict[str, Any], directory: Path) -> None:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ConfigError("model.path", f"{directory}: activation {activation} is not supported")
+
+
+def _sliding_window(config: dict[str, Any]) -> int | None:
+    """Llama has none, whatever its config says; later Mistrals say null."""
+    window = config.get("sliding_window")
+    if _WINDOWED not in config["architectures"] or window is None:
+        return None
+    if int(window) < 2:
+        raise ConfigError("model.path", f"sliding_window is {window}; must be 2 or more")
+    return int(window)
 
 
 def _rope_spec(config: dict[str, Any]) -> RopeSpec:

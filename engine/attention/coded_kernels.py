@@ -157,12 +157,12 @@ def _attend_rows(  # noqa: PLR0913
     highest = np.empty((kv_heads, group), dtype=np.float32)
     weight_sum = np.empty((kv_heads, group), dtype=np.float32)
     for i in range(start_row, stop_row):
-        token, first_page, length = rows[i]
+        token, first_page, first, length = rows[i]
         query[:] = queries[token].reshape(query.shape) * scale
         sums[:] = np.float32(0)
         weight_sum[:] = np.float32(0)
         highest[:] = LOWEST
-        for start in range(0, length, _TILE):
+        for start in range(first, length, _TILE):
             count = min(_TILE, length - start)
             _find_units(pages, first_page, start, count, place, units)
             _load_tile(keys, units, count, place, tile)

@@ -29,31 +29,39 @@ QUERY_TILE = 256
 DECODE_QUERIES_MAX = 4
 """Sequences with at most this many new tokens go to the native kernel, which takes the queries one
 by one; for longer chunks matrix products are faster than reading in place."""
+_EVERYTHING = 2**62
+"""A window that no position leaves."""
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 class CpuAttention:
-    """Implements `AttentionBackend` over a pool of K and V of any element type and arrangement."""
+    """Implements `AttentionBackend` over a pool of K and V of any element type and arrangement.
 
-    def __init__(self, kv_pool: KvPool, threads: int) -> None:
+    `window`: how many tokens, itself included, each token attends to; None: all up to itself.
+    """
+
+    def __init__(self, kv_pool: KvPool, threads: int, window: int | None = None) -> None:
         self._kv_pool = kv_pool
         self._threads = threads
+        self._window = _EVERYTHING if window is None else window
 
     def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
         """See `AttentionBackend.plan`."""
-        return CpuAttentionPlan(metadata, self._kv_pool, self._threads)
+        return CpuAttentionPlan(metadata, self._kv_pool, self._threads, self._window)
 
 
 class CpuAttentionPlan:
     """Implements `AttentionPlan`: the rows for a native kernel, and the chunks."""
 
-    def __init__(self, metadata: AttentionMetadata, kv_pool: KvPool, threads: int) -> None:
+    def __init__(
+        self, metadata: AttentionMetadata, kv_pool: KvPool, threads: int, window: int
+    ) -> None:
         self._metadata = metadata
         self._kv_pool = kv_pool
         self._threads = threads
         short = metadata.query_lengths <= DECODE_QUERIES_MAX
-        self._rows = _decode_rows(metadata, np.flatnonzero(short))
-        self._chunks = [_Chunk(metadata, int(index)) for index in np.flatnonzero(~short)]
+        self._rows = _decode_rows(metadata, np.flatnonzero(short), window)
+        self._chunks = [_Chunk(metadata, int(index), window) for index in np.flatnonzero(~short)]
 
     def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """See `AttentionPlan.run`."""
@@ -99,16 +107,19 @@ def _units(stored: torch.Tensor, layout: PagedLayout) -> NDArray[Any]:
     return units.view(_UNSIGNED[stored.itemsize])
 
 
-def _decode_rows(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+def _decode_rows(
+    metadata: AttentionMetadata, sequences: NDArray[np.int64], window: int
+) -> NDArray[np.int64]:
     """`rows` of `decode_attention`: one per new token of these sequences."""
     counts = metadata.query_lengths[sequences].astype(np.int64)
     starts = np.cumsum(counts) - counts
     within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
     before = metadata.kv_lengths[sequences].astype(np.int64) - counts
-    rows = np.empty((len(within), 3), dtype=np.int64)
+    rows = np.empty((len(within), 4), dtype=np.int64)
     rows[:, 0] = np.repeat(metadata.qo_indptr[sequences], counts) + within
     rows[:, 1] = np.repeat(metadata.kv_indptr[sequences], counts)
-    rows[:, 2] = np.repeat(before, counts) + within + 1
+    rows[:, 3] = np.repeat(before, counts) + within + 1
+    rows[:, 2] = np.maximum(rows[:, 3] - window, 0)
     return rows
 
 
@@ -124,17 +135,19 @@ def _slots(metadata: AttentionMetadata, sequence: int) -> torch.Tensor:
 class _Chunk:
     """Several new tokens of one sequence."""
 
-    def __init__(self, metadata: AttentionMetadata, sequence: int) -> None:
+    def __init__(self, metadata: AttentionMetadata, sequence: int, window: int) -> None:
+        self._window = window
         self.first_token = int(metadata.qo_indptr[sequence])
         self.count = int(metadata.query_lengths[sequence])
         self._prefix_len = int(metadata.kv_lengths[sequence]) - self.count
-        self._slots = _slots(metadata, sequence)
+        self._first_key = max(0, self._prefix_len + 1 - window)
+        self._slots = _slots(metadata, sequence)[self._first_key :]
 
     def attend(self, queries: torch.Tensor, kv_pool: KvPool, layer: int) -> torch.Tensor:
         """queries [n, H, D] of this chunk -> [n, H, D], float32."""
         kv_heads = kv_pool.layout.heads
         tiles = [
-            _QueryTile(part, self._prefix_len + start, kv_heads)
+            _QueryTile(part, self._prefix_len + start, kv_heads, self._window)
             for start, part in _split(queries, QUERY_TILE)
         ]
         for start, slots in _split(self._slots, KEY_TILE):
@@ -143,7 +156,7 @@ class _Chunk:
             tile_keys = keys.permute(1, 2, 0).contiguous()
             tile_values = values.transpose(0, 1).contiguous()
             for tile in tiles:
-                tile.add(start, tile_keys, tile_values)
+                tile.add(self._first_key + start, tile_keys, tile_values)
         return torch.cat([tile.result() for tile in tiles])
 
 
@@ -153,7 +166,10 @@ class _QueryTile:
     The query heads of a KV head are rows of one matrix, so that KV heads are never expanded.
     """
 
-    def __init__(self, queries: torch.Tensor, first_position: int, kv_heads: int) -> None:
+    def __init__(
+        self, queries: torch.Tensor, first_position: int, kv_heads: int, window: int
+    ) -> None:
+        self._window = window
         self._count, heads, head_dim = queries.shape
         self._first_position = first_position
         self._group = heads // kv_heads
@@ -167,7 +183,8 @@ class _QueryTile:
     def add(self, first_key: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take in keys [H_kv, D, m] and values [H_kv, m, D] of positions from `first_key` on."""
         visible = self._first_position + self._count - first_key
-        if visible <= 0:
+        left = self._first_position + 1 - self._window - first_key
+        if visible <= 0 or left >= len(values[0]):
             return
         scores = torch.bmm(self._queries, keys[:, :, :visible])
         weigh_tile(
@@ -178,6 +195,7 @@ class _QueryTile:
             self._first_position,
             self._count,
             first_key,
+            self._window,
         )
         self._sums.baddbmm_(scores, values[:, :visible])
 

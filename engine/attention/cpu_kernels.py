@@ -115,12 +115,12 @@ def _attend_rows(  # noqa: PLR0913
     highest = np.empty((kv_heads, group), dtype=np.float32)
     weight_sum = np.empty((kv_heads, group), dtype=np.float32)
     for i in range(start_row, stop_row):
-        token, first_page, length = rows[i]
+        token, first_page, first, length = rows[i]
         query[:] = queries[token].reshape(query.shape) * scale
         sums[:] = np.float32(0)
         weight_sum[:] = np.float32(0)
         highest[:] = LOWEST
-        for start in range(0, length, _TILE):
+        for start in range(first, length, _TILE):
             count = min(_TILE, length - start)
             _find_slots(pages, first_page, start, count, page_size, slots)
             score(query, keys, slots, count, scores)
@@ -149,8 +149,9 @@ def decode_attention(  # noqa: PLR0913
 ) -> None:  # fmt: skip
     """Attention of some query tokens of queries [T, H, D] into the same rows of out [T, H, D].
 
-    rows [n, 3]: the token (row of `queries`), the index in `pages` of its sequence's first page,
-    and how many positions it sees. keys, values: one layer's pool [N_slot, H_kv, D].
+    rows [n, 4]: the token (row of `queries`), the index in `pages` of its sequence's first page,
+    the first position it sees, and the one after the last. keys, values: one layer's pool
+    [N_slot, H_kv, D].
     """
     if threads > 1 and len(rows) > 1:
         _attend_parallel(queries, keys, values, out, rows, pages, page_size, threads)
@@ -159,24 +160,24 @@ def decode_attention(  # noqa: PLR0913
 
 
 @kernel
-def weigh_tile(
+def weigh_tile(  # noqa: PLR0913
     scores: F32, highest: F32, weight_sum: F32, sums: F32,
-    first_query: int, queries: int, first_key: int,
+    first_query: int, queries: int, first_key: int, window: int,
 ) -> None:  # fmt: skip
-    """One step of the running softmax for a tile of queries and keys, with the causal mask.
+    """One step of the running softmax for a tile of queries and keys, causal and windowed.
 
     scores [H_kv, G * n, m] of n = `queries` tokens from position `first_query` on, and keys from
-    position `first_key` on, become weights, 0 for keys after their query. highest and weight_sum
-    [H_kv, G * n] and sums [H_kv, G * n, D] are brought to the new scale.
+    position `first_key` on, become weights, 0 but for the last `window` keys up to their query's
+    position. highest and weight_sum [H_kv, G * n] and sums [H_kv, G * n, D] are brought to the new
+    scale.
     """
     kv_heads, rows, keys = scores.shape
     for h in range(kv_heads):
         for r in range(rows):
-            visible = first_query + r % queries + 1 - first_key
-            if visible < keys:
-                visible = max(visible, 0)
-                scores[h, r, visible:] = np.float32(0)
-            else:
-                visible = keys
-            if visible > 0:
-                weigh(scores[h, r, :visible], highest[h], weight_sum[h], sums[h], r)
+            stop = first_query + r % queries + 1 - first_key
+            start = min(max(stop - window, 0), keys)
+            stop = min(max(stop, 0), keys)
+            scores[h, r, :start] = np.float32(0)
+            scores[h, r, stop:] = np.float32(0)
+            if start < stop:
+                weigh(scores[h, r, start:stop], highest[h], weight_sum[h], sums[h], r)
