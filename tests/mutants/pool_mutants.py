@@ -66,7 +66,7 @@ POOL_MUTANTS = (
     ),
     Mutant(
         "zeros-divided-by-zero",
-        "A vector of zeros reads as zeros.",
+        "A vector of zeros has quotients that are defined.",
         _CODEC,
         ".clamp_(min=_SCALE_MIN)",
         "",
