@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from engine.request import Request, Stage
-from kvferry.config import SchedulerConfig
+from kvferry.config import HostTierConfig, SchedulerConfig, WritePolicy
 from kvferry.generation import OutputToken
 from tests.support.digest_model import VOCAB, next_token
 from tests.support.engine_bench import EngineBench
@@ -37,7 +37,10 @@ CI_SEEDS = range(1, 12)
 """Tried in turn until the sample is worth something."""
 STOPS = tuple(range(12))
 WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held"}
-WORTH_SEEING_OF_SMALL_PAGES = WORTH_SEEING | {"refused", "sat out"}
+WORTH_SEEING_OF_SMALL_PAGES = {"sat out"}
+WORTH_SEEING_OF_TIERS = {"loaded", "load failed"}
+WORTH_SEEING_OF_MANY = {"refused"}
+"""What a sample must contain to have tested anything."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,19 @@ class _Progress:
 class RetractionMachine(RuleBasedStateMachine):
     """One engine; all its requests, the live ones by stage, and what was seen."""
 
-    def __init__(self, page_size: int, radix: bool, seen: Counter[str]) -> None:
+    def __init__(self, page_size: int, index: str, seen: Counter[str]) -> None:
         super().__init__()
+        host = HostTierConfig(
+            memory_bytes=2**14 if index == "tiers" else 0,
+            load_back_tokens_min=1,
+            write_policy=WritePolicy.WRITE_BACK,
+        )
         self.bench = EngineBench(
             page_size=page_size,
             num_slots=PAGES[page_size] * page_size,
             rows=7,
-            radix=radix,
+            radix=index != "chunk",
+            host=host,
             auditing=False,
             scheduler=SchedulerConfig(output_reserve=0.0, chunk_tokens=13, running_max=6),
         )
@@ -146,6 +155,13 @@ class RetractionMachine(RuleBasedStateMachine):
             self.cut.add(request)
             self.engine.end(request)
 
+    @precondition(lambda self: self.bench.copier.pending)
+    @rule(data=st.data(), fails=st.sampled_from((False, False, True)))
+    def end_copy(self, data, fails):
+        index = data.draw(st.sampled_from(range(len(self.bench.copier.pending))), label="copy")
+        self.bench.copier.run(index, OSError("unreadable") if fails else None)
+        self.seen["load failed"] += fails
+
     @rule(steps=st.sampled_from((1, 1, 3, 10)))
     def step(self, steps):
         for _ in range(steps):
@@ -180,7 +196,8 @@ class RetractionMachine(RuleBasedStateMachine):
         running = [r for r in self.requests if r.is_retractable]
         before = {r: _Progress(r.stage, r.uncomputed, r.num_tokens, r.retractions) for r in running}
         waiting = self._at(Stage.WAITING)
-        others = self._at(Stage.INBOUND, Stage.HELD, Stage.PREFILLING)
+        others = self._at(Stage.INBOUND, Stage.HELD, Stage.LOADING, Stage.PREFILLING)
+        loading = self._at(Stage.LOADING)
         fixed = [r for r in others if not r.is_retractable]
         oldest = min(running, key=lambda r: r.arrival, default=None)
         computed = self.engine.step()
@@ -189,11 +206,15 @@ class RetractionMachine(RuleBasedStateMachine):
                 self.seen["retracted"] += 1
                 assert request.retractions == 1
                 assert request.arrival > horizon, "an assured request was retracted"
-                assert request is not oldest, "the oldest was retracted"
+                older = [r for r in (*running, *loading) if r.arrival < request.arrival]
+                assert older, "the oldest was retracted"
             if request.arrival <= horizon and was.stage is Stage.DECODING:
                 assert request.num_tokens > was.num_tokens, "an assured request sat out"
         self.seen["returned"] += any(
             r.retractions and r.stage is not Stage.WAITING for r in waiting
+        )
+        self.seen["loaded"] += any(
+            r.kv is not None and r.kv.host_hit_len and r.stage is not Stage.LOADING for r in loading
         )
         self.seen["sat out"] += counters["steps_sat_out"] > sat_out
         if oldest is not None and not fixed:
@@ -218,7 +239,9 @@ class RetractionMachine(RuleBasedStateMachine):
             if kv is None or (request.is_retractable and not assured):
                 continue
             held |= set(self.cache.slots(kv, 0, kv.allocated_len).tolist())
-            if assured or request.prefill_only:
+            if not assured and not request.prefill_only:
+                missing += kv.loading_len
+            else:
                 missing += max(0, -(-request.kv_len_max // page) * page - kv.allocated_len)
         assert len(held) + missing <= self.cache.num_slots
 
@@ -227,7 +250,8 @@ class RetractionMachine(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         stages = Counter(request.stage for request in self.requests)
         assert scheduler.waiting == stages[Stage.WAITING]
-        assert scheduler.running == stages[Stage.PREFILLING] + stages[Stage.DECODING]
+        running = (Stage.LOADING, Stage.PREFILLING, Stage.DECODING)
+        assert scheduler.running == sum(stages[stage] for stage in running)
         self.cache.audit()
 
     # --- the end --------------------------------------------------------------------------------
@@ -245,10 +269,13 @@ class RetractionMachine(RuleBasedStateMachine):
                 self._close(request)
             if not self._at(*(set(Stage) - {Stage.ENDED})):
                 break
-            self._step()
+            if not self._step():
+                self.bench.copier.run_all()
         for request in self.requests:
             assert request.stage is Stage.ENDED, f"{request.id} is {request.stage} for ever"
             self._check_answer(request)
+        self.bench.copier.run_all()
+        self.engine.step()
         self.cache.audit()
         assert self.cache.accounts().is_idle
 
@@ -268,11 +295,11 @@ class RetractionMachine(RuleBasedStateMachine):
         assert self.bench.recorder.ends[request.id.request_id]
 
 
-def _run(page_size: int, radix: bool, examples: int, seed: int | None) -> Counter[str]:
+def _run(page_size: int, index: str, examples: int, seed: int | None) -> Counter[str]:
     seen: Counter[str] = Counter()
 
     def machine() -> RetractionMachine:
-        return RetractionMachine(page_size, radix, seen)
+        return RetractionMachine(page_size, index, seen)
 
     run_state_machine_as_test(
         machine if seed is None else hypothesis.seed(seed)(machine),
@@ -288,25 +315,27 @@ def _run(page_size: int, radix: bool, examples: int, seed: int | None) -> Counte
     return seen
 
 
-@pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
+@pytest.mark.parametrize("index", ["radix", "chunk", "tiers"])
 @pytest.mark.parametrize("page_size", PAGES)
-def test_everybody_finishes_and_nobody_is_retracted_twice(page_size, radix):
-    wanted = _wanted(page_size)
+def test_everybody_finishes_and_nobody_is_retracted_twice(page_size, index):
+    wanted = _wanted(page_size, index)
     seen: Counter[str] = Counter()
     for seed in CI_SEEDS:
-        seen += _run(page_size, radix, CI_EXAMPLES, seed)
+        seen += _run(page_size, index, CI_EXAMPLES, seed)
         if set(seen) >= wanted:
             return
     raise AssertionError(f"the sample never saw {wanted - set(seen)}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("radix", [True, False], ids=["radix", "chunk"])
+@pytest.mark.parametrize("index", ["radix", "chunk", "tiers"])
 @pytest.mark.parametrize("page_size", PAGES)
-def test_everybody_finishes_in_many_more_runs(page_size, radix):
-    seen = _run(page_size, radix, SLOW_EXAMPLES, None)
-    assert set(+seen) >= _wanted(page_size)
+def test_everybody_finishes_in_many_more_runs(page_size, index):
+    seen = _run(page_size, index, SLOW_EXAMPLES, None)
+    assert set(+seen) >= _wanted(page_size, index) | WORTH_SEEING_OF_MANY
 
 
-def _wanted(page_size: int) -> set[str]:
-    return WORTH_SEEING if page_size > 1 else WORTH_SEEING_OF_SMALL_PAGES
+def _wanted(page_size: int, index: str) -> set[str]:
+    if index == "tiers":
+        return WORTH_SEEING | WORTH_SEEING_OF_TIERS
+    return WORTH_SEEING | (WORTH_SEEING_OF_SMALL_PAGES if page_size == 1 else set())
