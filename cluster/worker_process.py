@@ -120,7 +120,8 @@ class WorkerProcess:
         # KV in files outlives this process: it is of these weights, computed in this type.
         folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
         cache_config = config.cache.with_files_in(folder)
-        kv_cache = build_kv_cache(layout, cache_config, context_length)
+        window = window_of_kv(spec.sliding_window, config)
+        kv_cache = build_kv_cache(layout, cache_config, context_length, window=window)
         runner = ModelRunner(
             directory, kv_cache.pool, threads=self._group().threads, dtype=config.model.dtype
         )
@@ -203,3 +204,13 @@ class WorkerProcess:
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_TIMEOUT_S)
+
+
+def window_of_kv(sliding_window: int | None, config: ClusterConfig) -> int | None:
+    """What a worker keeps of each sequence, in tokens; None: all of it.
+
+    Handoffs and lower tiers take whole sequences, so with either the window is the attention's
+    alone: right, but no slot is given up early.
+    """
+    hands_off = config.workers.prefill.count + config.workers.decode.count > 0
+    return None if hands_off or config.cache.host.memory_bytes > 0 else sliding_window

@@ -132,6 +132,9 @@ def _sliding_window(config: dict[str, Any]) -> int | None:
     window = config.get("sliding_window")
     if _WINDOWED not in config["architectures"] or window is None:
         return None
+    kinds = config.get("layer_types") or []
+    if any(kind != "sliding_attention" for kind in kinds):
+        raise ConfigError("model.path", f"layers of the kinds {sorted(set(kinds))} in one model")
     if int(window) < 2:
         raise ConfigError("model.path", f"sliding_window is {window}; must be 2 or more")
     return int(window)

@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 
 
 def build_kv_cache(
-    layout: PagedLayout, config: CacheConfig, context_length: int, device: str = "cpu"
+    layout: PagedLayout,
+    config: CacheConfig,
+    context_length: int,
+    device: str = "cpu",
+    *,
+    window: int | None = None,
 ) -> KVCache:
     """A worker's KV, sized by `config.memory_bytes`.
 
@@ -43,7 +48,7 @@ def build_kv_cache(
     """
     assert layout.page_size == config.page_size, "layout and configuration differ in page size"
     num_slots = slots_for_budget(config.memory_bytes, layout, config.rows, context_length)
-    return assemble_kv_cache(layout, config, num_slots, context_length, device)
+    return assemble_kv_cache(layout, config, num_slots, context_length, device, window=window)
 
 
 def assemble_kv_cache(

@@ -128,5 +128,8 @@ def test_only_a_mistral_has_a_window(tmp_path: Path) -> None:
     assert load_spec(_make(tmp_path / "b", sliding_window=None)).sliding_window is None
     llama = _make(tmp_path / "c", architectures=["LlamaForCausalLM"])
     assert load_spec(llama).sliding_window is None
+    mixed = ["sliding_attention", "full_attention"]
+    with pytest.raises(ConfigError, match="full_attention"):
+        load_spec(_make(tmp_path / "e", layer_types=mixed))
     with pytest.raises(ConfigError, match="sliding_window is 1"):
         load_spec(_make(tmp_path / "d", sliding_window=1))
