@@ -7,6 +7,7 @@ from tests.mutants.engine_mutants import ENGINE_MUTANTS
 from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.key_mutants import KEY_MUTANTS
+from tests.mutants.pool_mutants import POOL_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
 from tests.mutants.tier_mutants import TIER_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
@@ -19,6 +20,7 @@ GROUPS = {
     "tier": TIER_MUTANTS,
     "key": KEY_MUTANTS,
     "slot": SLOT_MUTANTS,
+    "pool": POOL_MUTANTS,
     "file": FILE_MUTANTS,
     "handoff": HANDOFF_MUTANTS,
     "engine": ENGINE_MUTANTS,
