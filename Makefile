@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim cluster-test bench clean
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim mutants cluster-test bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ proto-check: $(PROTO_READY) ## Fail when kvferry/rpc/v1 is not what proto/ gener
 
 sim: $(READY) ## The seeded simulations
 	$(BIN)/python -m pytest -m simulation $(ARGS)
+
+mutants: $(READY) ## Whether the tests notice seeded bugs; takes minutes
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 cluster-test: $(READY) ## Real Ray, real processes, real kill -9
 	$(BIN)/python -m pytest -m cluster $(ARGS)
