@@ -138,7 +138,7 @@ class Admission:
     def reserved(self, admitted: Iterable[Request]) -> int:
         """Available slots that no step may give to others: fixed requests will take them."""
         return sum(
-            self.outstanding(request) - request.held_kv.loading_len
+            self.outstanding(request) - request.held_kv.loading_slots
             for request in admitted
             if request.prefill_only
         )

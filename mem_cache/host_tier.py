@@ -21,7 +21,7 @@ from kvferry.config import WritePolicy
 from mem_cache.copier import Copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from kvferry.config import HostTierConfig
     from kvferry.ids import SlotIndices
@@ -301,6 +301,15 @@ class HostTier:
     def loading(self) -> int:
         """Device slots reserved for loads."""
         return sum(len(transfer.slots) for transfer in self._transfers.values() if transfer.is_load)
+
+    def loading_for(self, kvs: Iterable[RequestKV]) -> int:
+        """Device slots reserved for loads that any of these requests waits for."""
+        waiting = set(kvs)
+        return sum(
+            len(transfer.slots)
+            for transfer in self._transfers.values()
+            if any(waiter.kv in waiting for waiter in transfer.waiters)
+        )
 
     def transfers(self) -> Iterator[Transfer]:
         """Every copy in flight."""

@@ -157,7 +157,7 @@ class KVCache:
         arrived = self.tier.collect()
         # All of them hold what came for them before one may evict to load more.
         for waiter, _ in arrived:
-            waiter.kv.loading_len = 0
+            waiter.kv.loading_len = waiter.kv.loading_slots = 0
             before = waiter.kv.prefix_len
             self._grow(waiter.kv, self._match_again(self.tier, waiter).last_device_node)
             waiter.kv.host_hit_len += waiter.kv.prefix_len - before
@@ -259,7 +259,7 @@ class KVCache:
         assert kv.pins == 0, f"{kv} is still read by a handoff"
         if self.tier is not None and kv.loading_len > 0:
             self.tier.forget(kv)
-            kv.loading_len = 0
+            kv.loading_len = kv.loading_slots = 0
         if token_ids is not None and not kv.inbound:
             self.checkpoint(kv, token_ids[: kv.committed_len])
         kv.check_intervals()
@@ -315,9 +315,12 @@ class KVCache:
     def held_slots(self, kvs: Iterable[RequestKV]) -> int:
         """Slots that stay taken while these requests hold their rows, shared ones counted once.
 
-        All others could be had if every other request were released.
+        All others could be had if every other request were released, but for what is coming for
+        these, their `loading_len`. A load that brings more than that holds the rest too.
         """
-        return held_slots(kvs)
+        kvs = tuple(kvs)
+        loading = 0 if self.tier is None else self.tier.loading_for(kvs)
+        return held_slots(kvs) + max(0, loading - sum(kv.loading_len for kv in kvs))
 
     def audit(self) -> None:
         """Run all ledger checks; raises `LedgerError` that lists every violation."""
@@ -390,7 +393,9 @@ class KVCache:
         match = self._match_again(tier, waiter)
         self._grow(waiter.kv, match.last_device_node)
         room = self.layout.round_down(self.free_or_evictable())
-        waiter.kv.loading_len = tier.load(waiter, match, room, self._take)
+        coming = tier.load(waiter, match, room, self._take)
+        waiter.kv.loading_len = coming
+        waiter.kv.loading_slots = min(coming, tier.loading_for([waiter.kv]))
 
     def _take(self, num_slots: int) -> SlotIndices:
         """Fresh slots, whole pages, evicting if need be. Raises `OutOfSlots` before it evicts."""

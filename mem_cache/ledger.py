@@ -104,7 +104,7 @@ def pinned_slots(live: Iterable[RequestKV]) -> int:
 
 
 def held_slots(kvs: Iterable[RequestKV]) -> int:
-    """Slots that these requests own or lock, shared ones counted once."""
+    """Slots that these requests own or lock, shared ones counted once; loads are not counted."""
     seen: set[int] = set()
     count = 0
     for kv in kvs:

@@ -46,6 +46,8 @@ class RequestKV:
     allocated_len: int = 0
     loading_len: int = 0
     """Tokens after `allocated_len` that a lower tier is sending; 0 when no load is in flight."""
+    loading_slots: int = 0
+    """Slots reserved for them; 0 while what is coming is still in files."""
     host_hit_len: int = 0
     """Tokens by which waiting for lower tiers made the prefix longer."""
     pins: int = 0

@@ -87,6 +87,7 @@ def test_what_was_published_is_there_after_a_restart(page_size, make_scene):
     assert kv.prefix_len == 0
     assert cache.load_back(kv, text) == whole
     assert (cache.host_accounts().loading, cache.accounts().loading) == (whole, 0)
+    assert (kv.loading_len, kv.loading_slots, cache.held_slots([kv])) == (whole, 0, 0)
     scene.disk.run()
     assert cache.poll() == []
     assert (cache.host_accounts().loading, cache.accounts().loading) == (0, whole)

@@ -184,6 +184,19 @@ def test_who_joins_a_load_and_wants_more_waits_for_the_rest_too():
     assert_reads_its_tokens(scene.cache, b, longer)
 
 
+def test_a_load_is_held_by_all_who_wait_for_it_and_counted_once():
+    scene, text = scene_on_host()
+    a, b = scene.open(text), scene.open(text[:9], "b")
+    scene.cache.load_back(a, text)
+    scene.cache.load_back(b, text[:9])
+    assert (a.loading_slots, b.loading_slots) == (12, 8)
+    for waiting in ([a], [b], [a, b]):
+        coming = sum(kv.loading_len for kv in waiting)
+        assert coming + scene.cache.held_slots(waiting) == max(12, coming)
+    scene.settle()
+    assert (a.loading_slots, scene.cache.held_slots([a]), scene.cache.held_slots([b])) == (0, 12, 8)
+
+
 def test_a_fork_inside_what_is_loading():
     """The second request wants half of an edge that is on its way: the edge is split."""
     scene, text = scene_on_host()
