@@ -28,14 +28,14 @@ BLOCK_DIGEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """The cache now holds these blocks."""
+    """The cache now holds these blocks, in device or host memory."""
 
     block_hashes: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """The cache no longer holds these blocks."""
+    """The cache no longer holds these blocks, in neither memory."""
 
     block_hashes: tuple[BlockHash, ...]
 
