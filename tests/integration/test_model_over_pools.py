@@ -35,7 +35,7 @@ PROMPT = np.random.default_rng(1).integers(0, 512, 40).astype(np.int32)
 
 
 class _ChangedKv(MHATokenToKVPool):
-    """float32 K and V, each changed by `change` when it is written; read through the decoding kernel."""
+    """float32 K and V, each changed when it is written; read through the decoding kernel."""
 
     def __init__(self, layout: KvLayout, change: Store) -> None:
         super().__init__(layout, 1024)
