@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TREE = "mem_cache/window_radix_cache.py"
+_CACHE = "mem_cache/kv_cache.py"
+_CACHE_TESTS = ("tests/unit/mem_cache/test_window_kv_cache.py",)
 _TREE_TESTS = ("tests/unit/mem_cache/test_window_radix_cache.py",)
 _CACHE = "mem_cache/kv_cache.py"
 _CACHE_TESTS = ("tests/unit/mem_cache/test_window_kv_cache.py",)
@@ -60,6 +62,38 @@ WINDOW_MUTANTS = (
         "max(0, length - self.tokens + 1)",
         "max(0, length - self.tokens + 2)",
         ("tests/unit/mem_cache/test_attention_window.py",),
+    ),
+    Mutant(
+        "window-never-slides",
+        "What has left the window is given up before slots are taken.",
+        _CACHE,
+        "        self._slide(kv, row)\n",
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "own-slots-left-behind",
+        "A request's own slots come free when they leave the window.",
+        _CACHE,
+        "            self.allocator.free(self.rows.read(row, kv.cache_protected_len, start))\n",
+        "",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "window-slides-under-a-handoff",
+        "A pinned row keeps what the handoff reads.",
+        _CACHE,
+        "kv.pins > 0 or kv.inbound:",
+        "kv.inbound:",
+        _CACHE_TESTS,
+    ),
+    Mutant(
+        "row-reads-left-of-the-window",
+        "Entries left of the window are the dummy slot's.",
+        _CACHE,
+        "np.zeros(start - kv.window_start, dtype=np.int64))\n",
+        "self.rows.read(row, kv.window_start, start))\n",
+        _CACHE_TESTS,
     ),
     Mutant(
         "window-slides-under-a-handoff",
