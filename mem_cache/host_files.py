@@ -120,8 +120,10 @@ class HostFiles:
         At most `room` tokens, and nothing if there are less than `tokens_min`.
         """
         length = (len(waiter.token_ids) - 1) // self._page_size * self._page_size
+        if length <= above.end:
+            return 0
         # Below an edge that is on the device alone it would leave a gap on the host.
-        if length <= above.end or (above.parent is not None and not above.on_host):
+        if above.parent is not None and not above.on_host:
             return 0
         key = np.ascontiguousarray(waiter.token_ids[:length], dtype="<i4").tobytes()
         first = above.end // self._page_size

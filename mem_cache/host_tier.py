@@ -161,6 +161,8 @@ class HostTier:
             self.tree.host_unlock(transfer.above)
 
     def _before_eviction(self, node: TreeNode) -> None:
+        if node.on_host:
+            return
         if self._policy is WritePolicy.WRITE_BACK:
             self._write(node)
         # First what goes before it, without which the host would not take it.
