@@ -501,10 +501,10 @@ def test_agrees_with_the_model_without_an_index():
 
 
 @pytest.mark.slow
-def test_agrees_with_the_model_for_50000_steps():
+@pytest.mark.parametrize(("page_size", "window"), SETTINGS)
+def test_agrees_with_the_model_for_3000_steps(page_size, window):
     seen: Counter[str] = Counter()
-    for page_size, window in SETTINGS:
-        for radix in (True, False):
-            seen += _run(page_size, window, radix, SLOW_EXAMPLES, seed=None)
-    assert seen["step"] >= 50_000
-    assert set(seen) >= WORTH_SEEING
+    for radix in (True, False):
+        seen += _run(page_size, window, radix, SLOW_EXAMPLES, seed=None)
+    assert seen["step"] >= 3_000
+    assert set(seen) >= WORTH_SEEING, seen
