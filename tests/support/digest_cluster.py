@@ -6,36 +6,31 @@ Tokens come as fast as gRPC, links and scheduler let them, so that pressure is c
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from engine.model_spec import load_spec
 from kvferry.config import CacheConfig, ClusterConfig, ModelConfig, SchedulerConfig
 from kvferry.membership import Role
 from mem_cache.kv_pool import slots_for_budget
-from tests.support.digest_model import EOS, VOCAB, DigestRunner, digest_layout
+from tests.support.digest_model import DigestRunner, digest_layout
 from tests.support.in_process_cluster import InProcessCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from engine.model_spec import ModelSpec
     from kvferry.config import DType
     from mem_cache.kv_pool import KvPool
 
 ROWS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class _ModelOfDigest:
-    """What a worker reads of a model's description."""
-
-    vocab_size: int = VOCAB
-    eos_token_ids: tuple[int, ...] = (EOS,)
-    num_layers: int = 1
-    num_kv_heads: int = 1
-    head_dim: int = 2
-    context_length: int = 8192
+def _digest_spec(directory: Path) -> ModelSpec:
+    """The model's description, with K and V of the digest model."""
+    return replace(load_spec(directory), num_layers=1, num_kv_heads=1, head_dim=2)
 
 
 class _WorkerRunner(DigestRunner):
@@ -71,7 +66,7 @@ def digest_cluster(
 ) -> Iterator[InProcessCluster]:
     """A running cluster of these workers."""
     with (
-        patch("cluster.worker_process.load_spec", lambda directory: _ModelOfDigest()),
+        patch("cluster.worker_process.load_spec", _digest_spec),
         patch("cluster.worker_process.ModelRunner", _WorkerRunner),
         InProcessCluster(config, roles) as cluster,
     ):
