@@ -117,7 +117,8 @@ class HostFiles:
     def fetch(self, waiter: Waiter, above: TreeNode, room: int, tokens_min: int) -> int:
         """Have pages beyond `above`, where the tree ends, read; returns how many tokens.
 
-        At most `room` tokens, and nothing if there are less than `tokens_min`.
+        At most `room` tokens and what the host can take; nothing if files have less than
+        `tokens_min`.
         """
         length = (len(waiter.token_ids) - 1) // self._page_size * self._page_size
         if length <= above.end:
@@ -144,10 +145,12 @@ class HostFiles:
         self, waiter: Waiter, above: TreeNode, key: bytes, digests: list[bytes]
     ) -> Fetch | None:
         self._tree.host_lock(above)
-        host_slots = self._tree.take_host_slots(len(digests) * self._page_size)
-        if host_slots is None:
+        digests = digests[: self._tree.host_room() // self._page_size]
+        if not digests:
             self._tree.host_unlock(above)
             return None
+        host_slots = self._tree.take_host_slots(len(digests) * self._page_size)
+        assert host_slots is not None, "the host had room"
         end = (above.end + len(host_slots)) * TOKEN_BYTES
         extra_key = waiter.kv.extra_key
         copy = Copy(is_urgent=True)

@@ -230,9 +230,13 @@ class TieredRadixCache(RadixCache):
         self.keep(leaf, host_slots)
         self._log.stored(leaf.block_digests)
 
+    def host_room(self) -> int:
+        """Host slots that are free or can be evicted."""
+        return self.host_slots.num_free + self._host_evictable
+
     def take_host_slots(self, num_slots: int) -> SlotIndices | None:
         """Fresh host slots, whole pages, evicting if need be; None, with nothing changed."""
-        if num_slots > self.host_slots.num_free + self._host_evictable:
+        if num_slots > self.host_room():
             return None
         while self.host_slots.num_free < num_slots:
             node = self._host_order.pop()

@@ -164,6 +164,19 @@ def test_a_second_request_joins_the_fetch_of_the_first(make_scene):
         assert_reads_its_tokens(scene.cache, kv, text)
 
 
+def test_a_host_too_small_takes_what_it_can_from_the_left(make_scene):
+    scene = make_scene(host_pages=8)
+    text = scene.pages(1, 4)
+    scene.publish(text)
+    scene.options["host_pages"] = 3
+    scene.restart()
+    kv = scene.cache.open("a", text, SHARED)
+    assert scene.cache.load_back(kv, text) == 12
+    assert scene.settle() == [kv]
+    assert kv.prefix_len == 12
+    assert_reads_its_tokens(scene.cache, kv, text)
+
+
 def test_a_fetch_goes_on_without_its_request_and_holds_host_slots_only(make_scene):
     scene = make_scene()
     text = scene.pages(1, 3)
