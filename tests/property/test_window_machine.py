@@ -9,8 +9,6 @@ add up. Slots that are free are overwritten, as the next owner would.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import hypothesis
 import numpy as np
@@ -29,8 +27,9 @@ from kvferry.cache_key import Sharing
 from kvferry.config import EvictionPolicy
 from mem_cache.errors import OutOfSlots
 from mem_cache.window_radix_cache import WindowRadixCache
-from tests.support.kv_caches import SHARED, read_stamps, stamps, tiny_cache, write_stamps
+from tests.support.kv_caches import SHARED, read_stamps, tiny_cache, write_stamps
 from tests.support.window_model import (
+    Live,
     PageKey,
     WindowModel,
     apply_events,
@@ -38,9 +37,6 @@ from tests.support.window_model import (
     expected_eviction,
     tree_pages,
 )
-
-if TYPE_CHECKING:
-    from mem_cache.request_kv import RequestKV
 
 pytestmark = pytest.mark.property
 
@@ -63,30 +59,6 @@ WORTH_SEEING_WITHOUT_TREE = {
 }
 WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "unlocked", "tombstone"}
 """What a sample must contain to have tested anything."""
-
-
-@dataclass(eq=False)
-class Live:
-    """One live request, as the model sees it."""
-
-    kv: RequestKV
-    tokens: np.ndarray
-    seed: str
-    shared: bool
-    inbound: bool
-    slots: list[int]
-    """Of all positions; 0 left of `start`."""
-    start: int
-    protected: int
-    committed: int
-    pins: int = 0
-    values: np.ndarray | None = None
-
-    def stamps(self) -> np.ndarray:
-        """K/V of all its tokens."""
-        if self.values is None or len(self.values) != len(self.tokens):
-            self.values = stamps(self.tokens, self.seed)
-        return self.values
 
 
 class WindowMachine(RuleBasedStateMachine):

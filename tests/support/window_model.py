@@ -22,19 +22,47 @@ from kvferry.kv_events import (
     prompt_block_hashes,
 )
 from mem_cache.eviction import RANKS
+from tests.support.kv_caches import stamps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from numpy.typing import NDArray
+
     from kvferry.config import EvictionPolicy
     from kvferry.ids import ExtraKey, TokenIds
     from kvferry.kv_events import KvEvent
+    from mem_cache.request_kv import RequestKV
     from mem_cache.tree_node import TreeNode
     from mem_cache.window_radix_cache import WindowRadixCache
 
 PageKey: TypeAlias = tuple["ExtraKey", bytes]
 """The tokens up to the end of a page, with the extra key."""
 Pages: TypeAlias = dict[PageKey, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Live:
+    """One live request, as the model sees it."""
+
+    kv: RequestKV
+    tokens: TokenIds
+    seed: str
+    shared: bool
+    inbound: bool
+    slots: list[int]
+    """Of all positions; 0 left of `start`."""
+    start: int
+    protected: int
+    committed: int
+    pins: int = 0
+    values: NDArray[np.float32] | None = None
+
+    def stamps(self) -> NDArray[np.float32]:
+        """K/V of all its tokens."""
+        if self.values is None or len(self.values) != len(self.tokens):
+            self.values = stamps(self.tokens, self.seed)
+        return self.values
 
 
 def is_read(position: int, length: int, window: int) -> bool:
