@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ class Phase:
     name: str
     clients: int
     seconds: float
+    cpu_seconds: float
+    """Of this process: says the same on a busy machine."""
     tokens: int
     ended: int
     counters: dict[str, int]
@@ -57,6 +60,11 @@ class Phase:
     def tokens_per_s(self) -> float:
         """Tokens of answers, recomputed ones not among them."""
         return self.tokens / self.seconds
+
+    @property
+    def tokens_per_cpu_s(self) -> float:
+        """The same by the time that this process computed."""
+        return self.tokens / self.cpu_seconds
 
 
 class Load:
@@ -91,6 +99,7 @@ class Load:
         """One phase, from when that many requests are in flight."""
         self._turn(clients)
         begin, tokens, ended = self._clock.now(), len(self.token_times), self.ended
+        cpu_begin = _cpu_seconds()
         counters = dict(self._engine.scheduler.counters)
         while self._clock.now() < begin + seconds:
             self._turn(clients)
@@ -98,6 +107,7 @@ class Load:
             name,
             clients,
             self._clock.now() - begin,
+            _cpu_seconds() - cpu_begin,
             len(self.token_times) - tokens,
             self.ended - ended,
             {key: value - counters[key] for key, value in self._engine.scheduler.counters.items()},
@@ -142,6 +152,11 @@ class Load:
         )
 
 
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
 def main() -> None:
     """Run the phases and report."""
     arguments = _parse()
@@ -159,6 +174,7 @@ def main() -> None:
         {
             "what": "recovery",
             "after_over_before": round(after.tokens_per_s / before.tokens_per_s, 3),
+            "after_over_before_cpu": round(after.tokens_per_cpu_s / before.tokens_per_cpu_s, 3),
             "drain_s": round(drain_s, 2),
             "back_to_95_percent_s": round(back_s, 2),
             "window_s": arguments.window,
@@ -174,6 +190,7 @@ def _reported(arguments: argparse.Namespace, phase: Phase) -> Phase:
         "phase": phase.name,
         "clients": phase.clients,
         "tokens_per_s": round(phase.tokens_per_s, 1),
+        "tokens_per_cpu_s": round(phase.tokens_per_cpu_s, 1),
         "seconds": round(phase.seconds, 1),
         "tokens": phase.tokens,
         "ended": phase.ended,
