@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from engine.scheduler import Scheduler
 from kvferry.config import SchedulerConfig
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.digest_cluster import digest_cluster, digest_config
@@ -17,6 +18,7 @@ from tests.support.digest_model import VOCAB, answer
 from tests.support.in_process_cluster import collect
 
 if TYPE_CHECKING:
+    from engine.request import Request
     from tests.support.in_process_cluster import InProcessCluster
 
 REQUESTS = 24
@@ -85,3 +87,27 @@ def test_clients_that_leave_under_pressure_leave_nothing_behind() -> None:
     assert None in told, "everyone was served before it left"
     for number, tokens in enumerate(told):
         assert tokens == answer(prompts[number], MAX_TOKENS) or (tokens is None and not number % 3)
+
+
+def test_offer_that_is_declined_costs_the_client_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode_worker.intake.OFFER_PATIENCE_S", 0.0)
+    # Room is kept for everyone, and every offer refused once: as if others had outrun promises.
+    refused: set[int] = set()
+    admit = Scheduler.admit_inbound
+
+    def admit_later(scheduler: Scheduler, request: Request) -> bool:
+        if request.arrival in refused or request.arrival % 2:
+            return admit(scheduler, request)
+        refused.add(request.arrival)
+        return False
+
+    monkeypatch.setattr(Scheduler, "admit_inbound", admit_later)
+    prompts = _prompts()
+    with digest_cluster(digest_config(16, 512, scheduler=OPTIMIST)) as made:
+        answers = made.generate_all(prompts, MAX_TOKENS, at_once=8)
+        made.wait_idle(10)
+        counters = _counters(made)
+    assert [list(one.token_ids) for one in answers] == [answer(p, MAX_TOKENS) for p in prompts]
+    assert {one.finish.usage.attempt for one in answers} == {1}
+    assert counters["sink_aborted"] == counters["source_aborted"] == len(refused) > 0
+    assert counters["sink_adopted"] == REQUESTS - len(refused)
