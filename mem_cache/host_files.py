@@ -139,7 +139,8 @@ class HostFiles:
         if under_way is None:
             return 0
         under_way.waiters.append(waiter)
-        return len(under_way.digests) * self._page_size
+        # One that was under way may bring more, or less, than is wanted here.
+        return min(len(found), len(under_way.digests)) * self._page_size
 
     def _begin_fetch(
         self, waiter: Waiter, above: TreeNode, key: bytes, digests: list[bytes]

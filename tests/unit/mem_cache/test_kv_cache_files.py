@@ -177,6 +177,18 @@ def test_a_host_too_small_takes_what_it_can_from_the_left(make_scene):
     assert_reads_its_tokens(scene.cache, kv, text)
 
 
+def test_who_joins_a_fetch_is_told_of_no_more_than_it_wants(make_scene):
+    scene = make_scene()
+    text = scene.pages(1, 3)
+    scene.publish(text)
+    scene.restart()
+    a, b = scene.cache.open("a", text, SHARED), scene.cache.open("b", text[:6], SHARED)
+    assert scene.cache.load_back(a, text) == 12
+    assert scene.cache.load_back(b, text[:6]) == 4
+    assert sorted(kv.request_id for kv in scene.settle()) == ["a", "b"]
+    assert (a.prefix_len, b.prefix_len) == (12, 4)
+
+
 def test_a_fetch_goes_on_without_its_request_and_holds_host_slots_only(make_scene):
     scene = make_scene()
     text = scene.pages(1, 3)
