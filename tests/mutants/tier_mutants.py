@@ -9,7 +9,10 @@ _TIER = "mem_cache/host_tier.py"
 _CACHE = "mem_cache/kv_cache.py"
 _COPIER = "mem_cache/copier.py"
 _COPIER_TESTS = ("tests/unit/mem_cache/test_copier.py",)
-_TESTS = ("tests/unit/mem_cache/test_kv_cache_tiers.py",)
+_TESTS = (
+    "tests/unit/mem_cache/test_load_back.py",
+    "tests/unit/mem_cache/test_kv_cache_tiers.py",
+)
 
 TIER_MUTANTS = (
     Mutant(
