@@ -83,9 +83,13 @@ mutants: $(READY) ## Whether the tests notice seeded bugs; takes minutes
 cluster-test: $(READY) ## Real Ray, real processes, real kill -9
 	$(BIN)/python -m pytest -m cluster $(ARGS)
 
-bench: $(READY) ## Measure a handoff and the engine; JSON lines
+bench: $(READY) ## Every benchmark, on a machine that does nothing else; JSON lines
 	$(BIN)/python -m benchmarks.handoff --json
 	$(BIN)/python -m benchmarks.engine --json
+	$(BIN)/python -m benchmarks.radix --json --workload benchmarks/workloads/multi_turn.py
+	$(BIN)/python -m benchmarks.ledger --json
+	$(BIN)/python -m benchmarks.host_tier --json
+	$(BIN)/python -m benchmarks.pressure --json
 
 clean: ## Remove everything that was generated, the environments too
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
