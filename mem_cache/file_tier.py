@@ -28,7 +28,7 @@ from kvferry.errors import ConfigError
 from mem_cache.page_file import file_bytes, page_header, read_page, write_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from io import BufferedWriter
     from pathlib import Path
 
@@ -67,9 +67,9 @@ class FileTierStatistics:
 class FileTier:
     """A content-addressed store of KV pages, bounded in bytes; the least recently used go first.
 
-    Threads: `put`, `get` and `close` do I/O and belong to one thread, the copier's. `has` and
-    `statistics` may be called by any thread at any time and do none; a lock guards what they see.
-    So a page that `has` promised may be gone when `get` asks for it: that is a miss.
+    Threads: `put`, `get`, `keep` and `close` do I/O and belong to one thread, the copier's. `has`
+    and `statistics` may be called by any thread at any time and do none; a lock guards what they
+    see. So a page that `has` promised may be gone when `get` asks for it: that is a miss.
     """
 
     def __init__(self, directory: Path, layout_hash: str, page_bytes: int, bytes_max: int) -> None:
@@ -121,15 +121,21 @@ class FileTier:
             return
         path = self._path(digest)
         temporary = path.with_name(path.name + _TEMPORARY)
+        is_begun = False
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with temporary.open("wb") as file:
+                is_begun = True
                 write_page(file, header, payload)
                 file.flush()
                 self._stamp(file.fileno())
             temporary.replace(path)
         except OSError as error:
-            self._erase(temporary, size)
+            # What never came to be takes no room, and cannot always be unlinked either.
+            if is_begun:
+                self._erase(temporary, size)
+            else:
+                self._uncharge(size)
             self._write_failed(str(error))
             return
         self._is_writing_well = True
@@ -150,6 +156,12 @@ class FileTier:
             else:
                 self._statistics.misses += 1
         return is_hit
+
+    def keep(self, digests: Iterable[bytes]) -> None:
+        """Mark the pages as used that are there, for others that are of no use without them."""
+        for digest in digests:
+            if self.has(digest):
+                self._touch(digest)
 
     def close(self) -> None:
         """Let others use the folder. Nothing else may be called afterwards."""
@@ -224,6 +236,9 @@ class FileTier:
             # Still on the disk, so still charged.
             _LOG.warning("%s cannot be removed: %s", path, error)
             return
+        self._uncharge(size)
+
+    def _uncharge(self, size: int) -> None:
         with self._lock:
             self._statistics.bytes -= size
 

@@ -105,6 +105,7 @@ class HostFiles:
 
         def write(copy: Copy) -> None:
             digests = self._digests(key, extra_key)
+            self._keep_before(digests, host_slots)
             for digest, tokens, slot in self._by_page(key, digests, host_slots):
                 if copy.is_cancelled:
                     return
@@ -158,6 +159,7 @@ class HostFiles:
         fetch = Fetch(copy, above, key[:end], extra_key, host_slots, digests)
 
         def read(copy: Copy) -> None:
+            self._keep_before(self._digests(fetch.key, extra_key), host_slots)
             for digest, tokens, slot in self._by_page(fetch.key, digests, host_slots):
                 if not self.files.get(digest, tokens, self._pages.page(slot)):
                     return
@@ -235,6 +237,15 @@ class HostFiles:
         """Host slots that belong to copies."""
         for fetch in self._fetches.values():
             yield f"fetch below {fetch.above!r}", fetch.host_slots
+
+    def _keep_before(self, digests: Sequence[bytes], host_slots: SlotIndices) -> None:
+        """What goes before the last pages, those in `host_slots`, is as recently used as they are.
+
+        Requests find it in memory, so that its files would grow old, be evicted, and leave all
+        that hangs on them out of reach of the next process. What is deepest goes first.
+        """
+        before = digests[: len(digests) - len(host_slots) // self._page_size]
+        self.files.keep(reversed(before))
 
     def _digests(self, key: bytes, extra_key: ExtraKey) -> list[bytes]:
         tokens = np.frombuffer(key, dtype="<i4")

@@ -67,6 +67,7 @@ def tiered_cache(
     eviction: EvictionPolicy = EvictionPolicy.LRU,
     auditing: bool = True,
     files: tuple[Path, Copier] | None = None,
+    files_bytes_max: int = 2**32,
 ) -> KVCache:
     """A KV cache with a host tier; even one page is worth loading back.
 
@@ -77,7 +78,7 @@ def tiered_cache(
         memory_bytes=host_pages * page_size * layout.bytes_per_token,
         write_policy=write_policy,
         load_back_tokens_min=1,
-        files=FileTierConfig(directory="" if files is None else str(files[0])),
+        files=FileTierConfig("" if files is None else str(files[0]), files_bytes_max),
     )
     config = CacheConfig(page_size=page_size, rows=8, eviction=eviction, host=host, audit=auditing)
     copiers = iter([copier] if files is None else [files[1], copier])

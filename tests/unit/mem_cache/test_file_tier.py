@@ -208,6 +208,16 @@ def test_the_least_recently_used_go_first(folder):
     assert folder.tier.statistics().evicted == 3
 
 
+def test_what_is_kept_goes_later_and_what_is_gone_does_not_matter(folder):
+    folder.put(*range(10))
+    folder.file(3).unlink()
+    folder.tier.keep([digest(1), digest(3), digest(50), digest(0)])
+    folder.put(10, 11, 12)
+    assert folder.there() == {0, 1, 5, 6, 7, 8, 9, 10, 11, 12}
+    folder.reopen(room=5)
+    assert folder.there() == {0, 1, 10, 11, 12}
+
+
 def test_use_is_remembered_over_a_restart(folder):
     folder.put(*range(10))
     folder.reopen()
@@ -379,6 +389,7 @@ def test_a_subfolder_that_cannot_be_fails_the_write_only(folder):
     folder.put(1)
     assert folder.there() == set()
     assert folder.tier.statistics().write_errors == 1
+    assert folder.tier.statistics().bytes == 0, "nothing was written"
 
 
 def test_a_folder_that_somebody_emptied_is_used_on(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvferry.config import WritePolicy
@@ -104,6 +105,25 @@ def test_other_extra_keys_find_nothing(make_scene):
     scene.restart()
     kv = scene.cache.open("a", text, ExtraKey("tenant"))
     assert scene.cache.load_back(kv, text) == 0
+
+
+def test_files_of_a_beginning_in_use_outlive_what_hangs_on_it(make_scene):
+    """Requests find it in memory; after a restart the rest is of no use without it."""
+    scene = make_scene(host_pages=64)
+    beginning = scene.pages(1, 2)[:-1]
+    scene.publish(np.append(beginning, np.int32(7)))
+    (size,) = {file.stat().st_size for file in scene.files()}
+    scene.options["files_bytes_max"] = 8 * size
+    scene.restart()
+    for number in range(2, 12):
+        text = np.concatenate([beginning, scene.pages(number, 2)])
+        scene.publish(text)
+    assert scene.cache.counters["file_tier_evicted"] > 0
+    scene.restart()
+    kv = scene.cache.open("a", text, SHARED)
+    assert scene.cache.load_back(kv, text) == len(text) - 1
+    scene.settle()
+    assert_reads_its_tokens(scene.cache, kv, text)
 
 
 def test_a_match_goes_on_from_device_to_host_to_files(make_scene):
