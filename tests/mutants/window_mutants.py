@@ -80,7 +80,7 @@ WINDOW_MUTANTS = (
         _CACHE_TESTS,
     ),
     Mutant(
-        "window-slides-under-a-handoff",
+        "window-slides-under-a-pin",
         "A pinned row keeps what the handoff reads.",
         _CACHE,
         "kv.pins > 0 or kv.inbound:",
