@@ -7,12 +7,14 @@ the device gets it from there, like all that the host has. Files may outlive the
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvferry.clock import MonotonicClock
 from mem_cache.copier import Copy
 from mem_cache.page_file import page_digests
 from mem_cache.tree_node import TOKEN_BYTES
@@ -20,6 +22,7 @@ from mem_cache.tree_node import TOKEN_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from kvferry.clock import Clock
     from kvferry.ids import ExtraKey, SlotIndices
     from mem_cache.copier import Copier
     from mem_cache.file_tier import FileTier
@@ -29,8 +32,13 @@ if TYPE_CHECKING:
     from mem_cache.tree_node import TreeNode
     from mem_cache.waiter import Waiter
 
+_LOG = logging.getLogger(__name__)
+
 SPILL_BYTES_MAX = 16 * 2**20
 """Written by one copy, at least a page: what a request may have to wait for before its own."""
+FETCH_PATIENCE_S = 10.0
+"""Longest that requests wait for a fetch: some GB from a healthy disk. Then they compute, and
+nothing is fetched until it has ended: a disk that hangs does not make requests hang."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +65,8 @@ class Fetch:
     host_slots: SlotIndices
     digests: Sequence[bytes]
     """Of the pages wanted."""
+    deadline: float
+    """When its waiters are let go."""
     waiters: list[Waiter] = field(default_factory=list)
     pages_read: int = 0
     """Written by the copier's thread; of use when the copy has ended."""
@@ -71,6 +81,7 @@ class HostFiles:
     ) -> None:
         self.files = files
         self.copier = copier
+        self.clock: Clock = MonotonicClock()
         self._tree = tree
         self._pages = pages
         self._page_size = pages.page_size
@@ -122,7 +133,7 @@ class HostFiles:
         `tokens_min`.
         """
         length = (len(waiter.token_ids) - 1) // self._page_size * self._page_size
-        if length <= above.end:
+        if length <= above.end or self._is_overdue():
             return 0
         # Below an edge that is on the device alone it would leave a gap on the host.
         if above.parent is not None and not above.on_host:
@@ -156,7 +167,8 @@ class HostFiles:
         end = (above.end + len(host_slots)) * TOKEN_BYTES
         extra_key = waiter.kv.extra_key
         copy = Copy(is_urgent=True)
-        fetch = Fetch(copy, above, key[:end], extra_key, host_slots, digests)
+        deadline = self.clock.now() + FETCH_PATIENCE_S
+        fetch = Fetch(copy, above, key[:end], extra_key, host_slots, digests, deadline)
 
         def read(copy: Copy) -> None:
             self._keep_before(self._digests(fetch.key, extra_key), host_slots)
@@ -191,7 +203,7 @@ class HostFiles:
     # --- both ways --------------------------------------------------------------------------
 
     def collect(self) -> list[Waiter]:
-        """Settle copies that are done; returns who waited for them."""
+        """Settle copies that are done; returns who waited for them, or has waited long enough."""
         waiters: list[Waiter] = []
         for done in self.copier.take_done():
             # The file tier survives and tells trouble with the disk: what is left is a bug.
@@ -204,7 +216,26 @@ class HostFiles:
             fetch = self._fetches.pop(done.copy)
             self._end_fetch(fetch)
             waiters += fetch.waiters
+        return waiters + self._out_of_patience()
+
+    def _out_of_patience(self) -> list[Waiter]:
+        waiters: list[Waiter] = []
+        now = self.clock.now()
+        for fetch in self._fetches.values():
+            if fetch.waiters and fetch.deadline <= now:
+                _LOG.warning(
+                    "%d pages of KV did not come from files within %g s",
+                    len(fetch.digests),
+                    FETCH_PATIENCE_S,
+                )
+                waiters += fetch.waiters
+                fetch.waiters = []
         return waiters
+
+    def _is_overdue(self) -> bool:
+        """Whether files keep somebody waiting for too long."""
+        now = self.clock.now()
+        return any(fetch.deadline <= now for fetch in self._fetches.values())
 
     def forget(self, kv: RequestKV) -> None:
         """The request no longer waits."""

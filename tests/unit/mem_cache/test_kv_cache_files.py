@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kvferry.clock import ManualClock
 from kvferry.config import WritePolicy
 from kvferry.errors import ConfigError
 from kvferry.ids import ExtraKey
+from mem_cache.host_files import FETCH_PATIENCE_S
 from tests.support.kv_caches import (
     PAGE_SIZES,
     SHARED,
@@ -221,6 +223,36 @@ def test_a_fetch_goes_on_without_its_request_and_holds_host_slots_only(make_scen
     assert scene.settle() == []
     assert scene.cache.host_accounts().evictable == 12
     assert scene.cache.host_accounts().is_idle
+
+
+def test_a_disk_that_hangs_lets_requests_compute(make_scene, caplog):
+    scene = make_scene()
+    text, other = scene.pages(1, 3), scene.pages(2, 3)
+    scene.publish(text)
+    scene.publish(other)
+    scene.restart()
+    cache, clock = scene.cache, ManualClock()
+    cache.tier.files.clock = clock
+    kvs = [cache.open(name, text, SHARED) for name in ("a", "b")]
+    assert [cache.load_back(kv, text) for kv in kvs] == [12, 12]
+    clock.advance(FETCH_PATIENCE_S - 0.001)
+    assert cache.poll() == []
+    clock.advance(0.001)
+    assert cache.poll() == kvs
+    assert [kv.loading_len for kv in kvs] == [0, 0]
+    assert "3 pages of KV did not come from files" in caplog.text
+    compute(cache, kvs[0], text, len(text))
+    assert cache.poll() == []
+    third = cache.open("c", other, SHARED)
+    assert cache.load_back(third, other) == 0, "nobody waits behind a fetch that is overdue"
+    for kv in (*kvs, third):
+        cache.release(kv, None)
+    assert scene.settle() == []
+    kv = cache.open("d", other, SHARED)
+    assert cache.load_back(kv, other) == 12, "the disk works again"
+    assert scene.settle() == [kv]
+    assert_reads_its_tokens(cache, kv, other)
+    assert cache.host_accounts().is_idle
 
 
 def test_tokens_published_by_another_meanwhile_are_not_hung_twice(make_scene):
