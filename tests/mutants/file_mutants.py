@@ -73,8 +73,8 @@ FILE_MUTANTS = (
         "half-written-file-kept",
         "What could not be written whole takes up no bytes.",
         _TIER,
-        "            self._erase(temporary, size)\n",
-        "",
+        "                self._erase(temporary, size)\n",
+        "                pass\n",
         _TIER_TESTS,
     ),
     Mutant(
@@ -99,6 +99,22 @@ FILE_MUTANTS = (
         _COPIES,
         "        if above.parent is not None and not above.on_host:\n            return 0\n",
         "",
+        _COPY_TESTS,
+    ),
+    Mutant(
+        "beginning-grows-old",
+        "Files of a beginning outlive what is of no use without them.",
+        _COPIES,
+        "        self.files.keep(reversed(before))\n",
+        "        del before\n",
+        _COPY_TESTS,
+    ),
+    Mutant(
+        "waits-for-a-hanging-disk",
+        "No request waits for files without a deadline.",
+        _COPIES,
+        "        return waiters + self._out_of_patience()\n",
+        "        return waiters\n",
         _COPY_TESTS,
     ),
     Mutant(
