@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,12 @@ async def status_of_errors(context: Any) -> AsyncIterator[None]:
         yield
     except KvferryError as error:
         failure = error
+    except asyncio.CancelledError:
+        if is_task_cancelled():
+            raise  # The client is gone.
+        # Something awaited was cancelled, not this call: gRPC would leave the client waiting.
+        _log.exception("a call was ended by a cancellation that was not its own")
+        failure = InternalError("a fault of the server; its log has the details")
     except Exception:  # noqa: BLE001 - the handler's outermost frame; ends the call
         _log.exception("a call failed for a fault of ours")
         failure = InternalError("a fault of the server; its log has the details")
@@ -40,3 +47,10 @@ async def abort(context: Any, error: KvferryError) -> None:
     if isinstance(error, Overloaded):
         trailing = ((RETRY_PUSHBACK_KEY, str(round(1000 * error.retry_after_s))),)
     await context.abort(grpc.StatusCode[error.status.grpc], str(error), trailing)
+
+
+def is_task_cancelled() -> bool:
+    """Whether a `CancelledError` at hand is meant for the task that runs, and not for something
+    that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,10 +23,10 @@ from kvferry.errors import (
 )
 from kvferry.limits import WORKER_MESSAGE_BYTES_MAX
 from kvferry.rpc.v1 import worker_pb2
-from kvferry.rpc_errors import RETRY_PUSHBACK_KEY
+from kvferry.rpc_errors import RETRY_PUSHBACK_KEY, is_task_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Iterator, Mapping
 
     from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
     from kvferry.audit_report import AuditReport
@@ -146,19 +147,16 @@ class GrpcWorkerClient:
         """Batches until the stream breaks, which raises."""
         call = self._kv_events(worker_pb2.KvEventsRequest())
         try:
-            async for message in call:
-                yield convert.kv_batch_from_wire(message)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._info) from error
+            with _errors_of(self._info):
+                async for message in call:
+                    yield convert.kv_batch_from_wire(message)
         finally:
             call.cancel()
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         """Raises `WorkerUnavailable` when another incarnation answers at this address."""
-        try:
+        with _errors_of(self._info):
             message = await self._status(worker_pb2.WorkerStatusRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._info) from error
         self._check_incarnation(message.incarnation)
         return WorkerStatus(
             incarnation=self._info.incarnation,
@@ -171,10 +169,8 @@ class GrpcWorkerClient:
 
     async def audit(self, timeout_s: float) -> AuditReport:
         """Raises `WorkerUnavailable` when another incarnation answers at this address."""
-        try:
+        with _errors_of(self._info):
             message = await self._audit(worker_pb2.WorkerAuditRequest(), timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self._info) from error
         self._check_incarnation(message.incarnation)
         return convert.audit_report_from_wire(message.report)
 
@@ -204,15 +200,12 @@ class _GrpcAttemptStream:
         """See `AttemptStream`."""
         self._raise_if_aborted()
         try:
-            message = await self.call.read()
-        except asyncio.CancelledError:
-            # Either `abort` cancelled the call, or somebody cancelled the task that reads it.
-            if not _is_task_cancelled():
-                self._raise_if_aborted()
-            raise
-        except grpc.aio.AioRpcError as error:
+            with _errors_of(self._info):
+                message = await self.call.read()
+        except KvferryError:
+            # The reason for which `abort` cancelled the call says more.
             self._raise_if_aborted()
-            raise error_from_rpc(error, self._info) from error
+            raise
         if message is grpc.aio.EOF:
             return None
         return convert.attempt_output_from_wire(message)
@@ -226,6 +219,23 @@ class _GrpcAttemptStream:
     def _raise_if_aborted(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+@contextlib.contextmanager
+def _errors_of(info: WorkerInfo) -> Iterator[None]:
+    """Make an error of ours of whatever a call to a worker ends with.
+
+    A channel that is closed, or a call that is, cancels the wait for it and not the task that
+    waits. Let through, that would look to everybody above as if the client had gone away.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error, info) from error
+    except asyncio.CancelledError as error:
+        if is_task_cancelled():
+            raise
+        raise WorkerUnavailable(f"the connection to worker {info.worker_id} was closed") from error
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError, info: WorkerInfo) -> KvferryError:
@@ -259,8 +269,3 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float:
         if key == RETRY_PUSHBACK_KEY and str(value).isdigit():
             return int(value) / 1000.0
     return _RETRY_AFTER_DEFAULT_S
-
-
-def _is_task_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
