@@ -33,6 +33,8 @@ pytestmark = pytest.mark.property
 PAGES = {1: 32, 4: 12, 16: 6}
 STEPS = 50
 CI_EXAMPLES, SLOW_EXAMPLES = 4, 150
+SLOW_ROUNDS_MAX = 6
+"""Drawn at random, so a round may miss what is rare."""
 CI_SEEDS = range(1, 12)
 """Tried in turn until the sample is worth something."""
 STOPS = tuple(range(12))
@@ -331,8 +333,13 @@ def test_everybody_finishes_and_nobody_is_retracted_twice(page_size, index):
 @pytest.mark.parametrize("index", ["radix", "chunk", "tiers"])
 @pytest.mark.parametrize("page_size", PAGES)
 def test_everybody_finishes_in_many_more_runs(page_size, index):
-    seen = _run(page_size, index, SLOW_EXAMPLES, None)
-    assert set(+seen) >= _wanted(page_size, index) | WORTH_SEEING_OF_MANY
+    wanted = _wanted(page_size, index) | WORTH_SEEING_OF_MANY
+    seen: Counter[str] = Counter()
+    for _ in range(SLOW_ROUNDS_MAX):
+        seen += _run(page_size, index, SLOW_EXAMPLES, None)
+        if set(+seen) >= wanted:
+            return
+    raise AssertionError(f"the sample never saw {wanted - set(+seen)}")
 
 
 def _wanted(page_size: int, index: str) -> set[str]:
