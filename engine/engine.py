@@ -129,7 +129,9 @@ class Engine:
         sampled = self._forward(items)
         self._measure(items, self.clock.now() - started)
         for item in items:
-            self._commit(item)
+            # The listener of one before it may have ended this one.
+            if item.request.stage is not Stage.ENDED:
+                self._commit(item)
         for request, token in sampled:
             self._take(request, token)
         self.steps += 1

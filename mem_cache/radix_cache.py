@@ -131,7 +131,6 @@ class RadixCache:
         upper.extra_key = lower.extra_key
         upper.child_key = lower.child_key
         upper.lock_ref = lower.lock_ref
-        upper.host_lock_ref = lower.host_lock_ref
         upper.hit_count = lower.hit_count
         upper.priority = lower.priority
         upper.created_at = lower.created_at
@@ -143,9 +142,6 @@ class RadixCache:
         lower.key = lower.key[cut:]
         lower.length -= tokens
         lower.value = lower.value[tokens:].copy()
-        if lower.on_host:
-            upper.host_value = lower.host_value[:tokens].copy()
-            lower.host_value = lower.host_value[tokens:].copy()
         lower.parent = upper
         lower.child_key = lower.key[: self._unit_bytes]
         upper.children[lower.child_key] = lower

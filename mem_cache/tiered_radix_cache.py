@@ -93,6 +93,10 @@ class TieredRadixCache(RadixCache):
 
     def _split(self, lower: TreeNode, tokens: int) -> TreeNode:
         upper = super()._split(lower, tokens)
+        if lower.on_host:
+            upper.host_value = lower.host_value[:tokens].copy()
+            lower.host_value = lower.host_value[tokens:].copy()
+        upper.host_lock_ref = lower.host_lock_ref
         upper.device_children = int(lower.on_device)
         upper.host_children = int(lower.on_host)
         upper.in_flight = lower.in_flight

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.request import Stage
+from engine.request import Request, Stage
 from kvferry.config import SchedulerConfig
 from kvferry.errors import InvalidInput, Overloaded
 from kvferry.generation import FinishReason, OutputToken
 from kvferry.sampling import SamplingParams
 from tests.support.digest_model import EOS, VOCAB, answer
-from tests.support.engine_bench import EngineBench
+from tests.support.engine_bench import EngineBench, Recorder
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 
@@ -226,3 +226,32 @@ def test_context_is_counted_in_tokens_and_slots_in_pages() -> None:
     bench.submit("whole context", _prompt(1, 500), max_tokens=501)
     with pytest.raises(InvalidInput, match="max_tokens"):
         bench.submit("one more", _prompt(1, 500), max_tokens=502)
+
+
+class EndsAnother(Recorder):
+    """Ends another request when a chunk of its own has been computed."""
+
+    def __init__(self, bench: EngineBench, other: Request) -> None:
+        super().__init__()
+        self._bench, self._other = bench, other
+
+    def computed(self, request: Request) -> None:
+        super().computed(request)
+        if self._other.stage is not Stage.ENDED:
+            self._bench.engine.end(self._other)
+
+
+@pytest.mark.parametrize("ended_is_first", [True, False])
+def test_a_listener_may_end_another_request_of_the_step(ended_is_first: bool) -> None:
+    bench = EngineBench(scheduler=SchedulerConfig(chunk_tokens=100))
+    # A step is in order of arrival, which is when a request is made.
+    order = ["ended", "ends"] if ended_is_first else ["ends", "ended"]
+    requests = {name: bench.request(name, _prompt(len(name), 9)) for name in order}
+    listener = EndsAnother(bench, requests["ended"])
+    requests["ends"].listener = listener
+    for request in requests.values():
+        bench.engine.submit(request)
+    bench.run()
+    assert listener.tokens == {"ends": answer(_prompt(len("ends"), 9), 8)}
+    assert bench.recorder.tokens == {}
+    bench.assert_idle()
