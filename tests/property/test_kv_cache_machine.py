@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvferry.cache_key import Sharing
 from kvferry.ids import ExtraKey
-from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from mem_cache.errors import OutOfRows, OutOfSlots
 from tests.support.kv_caches import PAGE_SIZES, read_stamps, tiny_cache, write_stamps
-from tests.support.kv_model import KvModel, ModelRequest, tree_pages
+from tests.support.kv_model import KvModel, ModelRequest, apply_events, tree_pages
+from tests.support.state_machines import run_machine
 
 pytestmark = pytest.mark.property
 
@@ -348,16 +345,7 @@ class KvCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_add_up(self):
-        for event in self.cache.take_events():
-            match event:
-                case BlocksStored(hashes):
-                    assert not self.routers_view & set(hashes), "stored twice"
-                    self.routers_view |= set(hashes)
-                case BlocksRemoved(hashes):
-                    assert self.routers_view >= set(hashes), "removed but never stored"
-                    self.routers_view -= set(hashes)
-                case AllBlocksCleared():
-                    self.routers_view.clear()
+        apply_events(self.routers_view, self.cache.take_events())
         assert self.routers_view == self.model.block_hashes()
 
     def teardown(self) -> None:
@@ -376,17 +364,7 @@ def _run(page_size: int, radix: bool, examples: int, seed: int | None) -> Counte
     def machine() -> KvCacheMachine:
         return KvCacheMachine(page_size, radix, seen)
 
-    run_state_machine_as_test(
-        machine if seed is None else hypothesis.seed(seed)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, examples=examples, steps=STEPS, seed=seed)
     return seen
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from engine.request import Request, Stage
@@ -27,6 +24,7 @@ from kvferry.config import HostTierConfig, SchedulerConfig, WritePolicy
 from kvferry.generation import OutputToken
 from tests.support.digest_model import VOCAB, next_token
 from tests.support.engine_bench import EngineBench
+from tests.support.state_machines import run_machine
 
 pytestmark = pytest.mark.property
 
@@ -303,17 +301,7 @@ def _run(page_size: int, index: str, examples: int, seed: int | None) -> Counter
     def machine() -> RetractionMachine:
         return RetractionMachine(page_size, index, seen)
 
-    run_state_machine_as_test(
-        machine if seed is None else hypothesis.seed(seed)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, examples=examples, steps=STEPS, seed=seed)
     return seen
 
 

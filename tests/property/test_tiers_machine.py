@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from kvferry.config import EvictionPolicy, WritePolicy
 from tests.support.kv_caches import PAGE_SIZES
+from tests.support.state_machines import run_machine
 from tests.support.tiers_machine import TiersMachine
 
 pytestmark = pytest.mark.property
@@ -43,17 +41,7 @@ def _run(page_size, eviction, write_policy, *, with_files=False, examples, seed,
     def machine() -> TiersMachine:
         return TiersMachine(page_size, eviction, write_policy, seen, with_files=with_files)
 
-    run_state_machine_as_test(
-        machine if seed is None else hypothesis.seed(seed)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, examples=examples, steps=STEPS, seed=seed)
 
 
 @pytest.mark.parametrize("with_files", [False, True], ids=["two tiers", "with files"])

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvferry.cache_key import Sharing
@@ -28,11 +25,12 @@ from kvferry.config import EvictionPolicy
 from mem_cache.errors import OutOfSlots
 from mem_cache.window_radix_cache import WindowRadixCache
 from tests.support.kv_caches import SHARED, read_stamps, tiny_cache, write_stamps
+from tests.support.kv_model import apply_events
+from tests.support.state_machines import run_machine
 from tests.support.window_model import (
     Live,
     PageKey,
     WindowModel,
-    apply_events,
     assert_shape,
     expected_eviction,
     tree_pages,
@@ -439,17 +437,7 @@ def _run(page_size: int, window: int, radix: bool, examples: int, seed: int | No
     def machine() -> WindowMachine:
         return WindowMachine(page_size, window, radix, seen)
 
-    run_state_machine_as_test(
-        machine if seed is None else hypothesis.seed(seed)(machine),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(machine, examples=examples, steps=STEPS, seed=seed)
     return seen
 
 

@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from kvferry.kv_events import event_block_tokens, prompt_block_hashes
+from kvferry.kv_events import (
+    AllBlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    event_block_tokens,
+    prompt_block_hashes,
+)
 from tests.support.kv_caches import stamps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.kv_events import KvEvent
     from mem_cache.kv_cache import KVCache
     from mem_cache.request_kv import RequestKV
     from mem_cache.tree_node import TreeNode
@@ -200,6 +207,20 @@ def tree_pages(cache: KVCache) -> Published:
             slots = node.value[first : first + cache.page_size]
             pages[node.extra_key, key[:end]] = tuple(slots.tolist())
     return pages
+
+
+def apply_events(view: set[int], events: Iterable[KvEvent]) -> None:
+    """What a router makes of the events: a set of block hashes."""
+    for event in events:
+        match event:
+            case BlocksStored(hashes):
+                assert not view & set(hashes), "stored twice"
+                view |= set(hashes)
+            case BlocksRemoved(hashes):
+                assert view >= set(hashes), "removed but never stored"
+                view -= set(hashes)
+            case AllBlocksCleared():
+                view.clear()
 
 
 def _paths(cache: KVCache) -> Iterator[tuple[bytes, TreeNode]]:

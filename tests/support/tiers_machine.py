@@ -27,16 +27,13 @@ from hypothesis.stateful import (
 
 from kvferry.ids import ExtraKey
 from kvferry.kv_events import (
-    AllBlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
     event_block_tokens,
     prompt_block_hashes,
 )
 from mem_cache.errors import OutOfSlots
 from mem_cache.page_file import page_digests
 from tests.support.kv_caches import read_stamps, stamps, tiered_cache, write_stamps
-from tests.support.kv_model import tree_pages
+from tests.support.kv_model import apply_events, tree_pages
 from tests.support.manual_copier import ManualCopier
 
 if TYPE_CHECKING:
@@ -429,16 +426,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @invariant()
     def events_add_up(self):
-        for event in self.cache.take_events():
-            match event:
-                case BlocksStored(hashes):
-                    assert not self.routers_view & set(hashes), "stored twice"
-                    self.routers_view |= set(hashes)
-                case BlocksRemoved(hashes):
-                    assert self.routers_view >= set(hashes), "removed but never stored"
-                    self.routers_view -= set(hashes)
-                case AllBlocksCleared():
-                    self.routers_view.clear()
+        apply_events(self.routers_view, self.cache.take_events())
         block = event_block_tokens(self.size)
         assert self.routers_view == {
             prompt_block_hashes(np.frombuffer(data, dtype=np.int32), block, extra)[-1]

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kvferry.kv_events import (
-    AllBlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
     event_block_tokens,
     prompt_block_hashes,
 )
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
     from kvferry.config import EvictionPolicy
     from kvferry.ids import ExtraKey, TokenIds
-    from kvferry.kv_events import KvEvent
     from mem_cache.request_kv import RequestKV
     from mem_cache.tree_node import TreeNode
     from mem_cache.window_radix_cache import WindowRadixCache
@@ -187,20 +183,6 @@ def assert_shape(tree: WindowRadixCache, handles: Iterable[tuple[TreeNode, int]]
         protected += len(node.value) if node.lock_ref else 0
         evictable += 0 if node.lock_ref else len(node.value)
     assert (tree.protected_size(), tree.evictable_size()) == (protected, evictable)
-
-
-def apply_events(view: set[int], events: Iterable[KvEvent]) -> None:
-    """What a router makes of the events: a set of block hashes."""
-    for event in events:
-        match event:
-            case BlocksStored(hashes):
-                assert not view & set(hashes), "stored twice"
-                view |= set(hashes)
-            case BlocksRemoved(hashes):
-                assert view >= set(hashes), "removed but never stored"
-                view -= set(hashes)
-            case AllBlocksCleared():
-                view.clear()
 
 
 def _paths(tree: WindowRadixCache) -> Iterator[tuple[bytes, TreeNode]]:

@@ -7,9 +7,9 @@ from mem_cache.attention_window import AttentionWindow
 from mem_cache.radix_cache import RadixCache
 from mem_cache.window_radix_cache import WindowRadixCache
 from tests.support.kv_caches import PAGE_SIZES, SHARED, tokens_of
+from tests.support.kv_model import apply_events
 from tests.support.window_model import (
     WindowModel,
-    apply_events,
     assert_shape,
     expected_eviction,
     tree_pages,
