@@ -13,7 +13,6 @@ from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from kvferry.config import DType, KvDType
-from mem_cache.layout import KvLayout
 from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.req_to_token_pool import ReqToTokenPool
 
@@ -48,9 +47,7 @@ class Kvferry:
 
     def __init__(self, directory: Path, threads: int, num_slots: int) -> None:
         spec = load_spec(directory)
-        layout = KvLayout(
-            spec.num_layers, spec.num_kv_heads, spec.head_dim, KvDType.FLOAT32, PAGE_SIZE
-        )
+        layout = spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
         # A page more per sequence, for its last one.
         self._num_slots = layout.round_up(num_slots) + 64 * PAGE_SIZE
         self.pool = MHATokenToKVPool(layout, self._num_slots)

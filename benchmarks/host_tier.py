@@ -174,13 +174,7 @@ class _Bench:
     def __init__(self, prompt_tokens: int) -> None:
         directory = resolve_model(BUNDLED_MODEL, progress=True)
         spec = load_spec(directory)
-        layout = KvLayout(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=KvDType.FLOAT32,
-            page_size=PAGE_SIZE,
-        )
+        layout = spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
         self.slots = layout.round_up(prompt_tokens + 64)
         host = HostTierConfig(memory_bytes=4 * self.slots * layout.bytes_per_token)
         config = CacheConfig(page_size=PAGE_SIZE, rows=4, host=host)

@@ -32,7 +32,6 @@ from kvferry.config import BUNDLED_MODEL, CacheConfig, DType, KvDType, Scheduler
 from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from mem_cache.factory import assemble_kv_cache
-from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,13 +212,7 @@ def _build_engine(arguments: argparse.Namespace, clock: MonotonicClock) -> Engin
     """KV for `clients` requests at their longest, and not a page more."""
     directory = resolve_model(arguments.model, progress=True)
     spec = load_spec(directory)
-    layout = KvLayout(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=KvDType.FLOAT32,
-        page_size=_PAGE,
-    )
+    layout = spec.kv_layout(KvDType.FLOAT32, _PAGE)
     longest = layout.round_up(arguments.prompt + arguments.answer)
     rows = arguments.clients * arguments.times
     kv_cache = assemble_kv_cache(

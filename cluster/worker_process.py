@@ -34,7 +34,7 @@ from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
 from kvferry.weights_identity import weights_identity
 from mem_cache.factory import build_kv_cache
-from mem_cache.layout import KvLayout, kv_dtype
+from mem_cache.layout import kv_dtype
 from prefill_worker.prompt_source import PromptSource
 
 if TYPE_CHECKING:
@@ -109,14 +109,8 @@ class WorkerProcess:
         directory = resolve_model(config.model.path)
         spec = load_spec(directory)
         context_length = min(config.model.context_length, spec.context_length)
-        layout = KvLayout(
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=kv_dtype(config.cache.dtype, config.model.dtype),
-            page_size=config.cache.page_size,
-            arrangement=config.cache.arrangement,
-        )
+        dtype = kv_dtype(config.cache.dtype, config.model.dtype)
+        layout = spec.kv_layout(dtype, config.cache.page_size, config.cache.arrangement)
         # KV in files outlives this process: it is of these weights, computed in this type.
         folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
         cache_config = config.cache.with_files_in(folder)

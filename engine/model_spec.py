@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvferry.config import KvArrangement
 from kvferry.errors import ConfigError
 from kvferry.model_files import read_json
+from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kvferry.config import KvDType
 
 _WINDOWED = "MistralForCausalLM"
 """The Llama decoder with a window on attention."""
@@ -61,6 +65,18 @@ class ModelSpec:
     """The output head is the token embedding."""
     sliding_window: int | None = None
     """Tokens, itself included, that each token attends to in every layer; None: all before it."""
+
+    def kv_layout(
+        self,
+        dtype: KvDType,
+        page_size: int,
+        arrangement: KvArrangement = KvArrangement.NHD,
+    ) -> KvLayout:
+        """How a worker stores the KV of this model. Raises `ConfigError` for a `dtype` that it
+        cannot be stored in."""
+        return KvLayout(
+            self.num_layers, self.num_kv_heads, self.head_dim, dtype, page_size, arrangement
+        )
 
 
 def load_spec(directory: Path) -> ModelSpec:

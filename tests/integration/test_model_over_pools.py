@@ -55,7 +55,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def layout(directory: Path) -> KvLayout:
     spec = load_spec(directory)
-    return KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, KvDType.FLOAT32, PAGE_SIZE)
+    return spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
 
 
 def _logits(directory: Path, pool: KvPool, forced: list[int] | None = None) -> torch.Tensor:
@@ -89,7 +89,7 @@ def _answer(logits: torch.Tensor) -> list[int]:
 @pytest.fixture(scope="module")
 def exact(directory: Path) -> torch.Tensor:
     spec = load_spec(directory)
-    layout = KvLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim, KvDType.FLOAT32, PAGE_SIZE)
+    layout = spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
     return _logits(directory, poisoned_pool(layout))
 
 
