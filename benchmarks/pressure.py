@@ -6,8 +6,9 @@
 One engine with the bundled model in this process. `clients` requests are in flight all the time,
 for which the KV suffices; under pressure `times` as many. Each client sends its next request when
 its last one has ended; all answers are `answer` tokens long, which is the worst for optimistic
-admission. One JSON object a phase: {"phase", "tokens_per_s", ...}; in the end {"what": "recovery",
-"after_over_before", "drain_s", "back_to_95_percent_s", ...}.
+admission. In between, `drain` is the backlog alone, when the many have stopped asking. One JSON
+object a phase: {"phase", "tokens_per_s", ...}; in the end {"what": "recovery",
+"after_over_before", "drain_over_before", "drain_s", "back_to_95_percent_s", ...}.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from kvferry.sampling import SamplingParams
 from mem_cache.factory import assemble_kv_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kvferry.generation import FinishReason, OutputToken
 
@@ -97,10 +98,18 @@ class Load:
     def run(self, name: str, clients: int, seconds: float) -> Phase:
         """One phase, from when that many requests are in flight."""
         self._turn(clients)
+        end = self._clock.now() + seconds
+        return self._phase(name, clients, lambda: self._clock.now() < end)
+
+    def drain(self, clients: int) -> Phase:
+        """Until no more than `clients` requests are in flight; no new ones before."""
+        return self._phase("drain", 0, lambda: len(self.in_flight) > clients)
+
+    def _phase(self, name: str, clients: int, goes_on: Callable[[], bool]) -> Phase:
         begin, tokens, ended = self._clock.now(), len(self.token_times), self.ended
         cpu_begin = _cpu_seconds()
         counters = dict(self._engine.scheduler.counters)
-        while self._clock.now() < begin + seconds:
+        while goes_on():
             self._turn(clients)
         return Phase(
             name,
@@ -111,13 +120,6 @@ class Load:
             self.ended - ended,
             {key: value - counters[key] for key, value in self._engine.scheduler.counters.items()},
         )
-
-    def drain(self, clients: int) -> float:
-        """Seconds until no more than `clients` requests are in flight; no new ones before."""
-        begin = self._clock.now()
-        while len(self.in_flight) > clients:
-            self._engine.step()
-        return self._clock.now() - begin
 
     def seconds_to(self, rate: float, clients: int, window_s: float) -> float:
         """Seconds until a window of `window_s` has seen `rate` tokens/s; infinite if not within
@@ -164,7 +166,7 @@ def main() -> None:
     load.run("warm-up", few, arguments.seconds / 4)
     before = _reported(arguments, load.run("before", few, arguments.seconds))
     _reported(arguments, load.run("pressure", many, arguments.seconds * 2))
-    drain_s = load.drain(few)
+    drain = _reported(arguments, load.drain(few))
     back_s = load.seconds_to(_BACK * before.tokens_per_s, few, arguments.window)
     after = _reported(arguments, load.run("after", few, arguments.seconds))
     load.drain(0)
@@ -174,7 +176,8 @@ def main() -> None:
             "what": "recovery",
             "after_over_before": round(after.tokens_per_s / before.tokens_per_s, 3),
             "after_over_before_cpu": round(after.tokens_per_cpu_s / before.tokens_per_cpu_s, 3),
-            "drain_s": round(drain_s, 2),
+            "drain_over_before": round(drain.tokens_per_s / before.tokens_per_s, 3),
+            "drain_s": round(drain.seconds, 2),
             "back_to_95_percent_s": round(back_s, 2),
             "window_s": arguments.window,
             "retractions_of_one_request_max": load.retractions_max,
