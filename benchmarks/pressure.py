@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _PAGE = 16
 _BACK = 0.95
+_CPU_TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Phase:
     @property
     def tokens_per_cpu_s(self) -> float:
         """The same by the time that this process computed."""
-        return self.tokens / self.cpu_seconds
+        # The system counts in ticks, so a short phase may have taken none.
+        return self.tokens / max(self.cpu_seconds, _CPU_TICK_S)
 
 
 class Load:
@@ -143,10 +145,14 @@ class Load:
     def _next_request(self) -> Request:
         self.submitted += 1
         arguments = self._arguments
+        # The first ones end one after the other. Otherwise the clients would begin and end together
+        # until pressure mixes them up, and prompts computed together are cheaper.
+        share = min(1.0, self.submitted / arguments.clients)
+        answer = max(1, round(share * arguments.answer))
         return Request(
             id=AttemptId(RequestId(f"r{self.submitted}"), Attempt(1)),
             prompt=self._random.integers(1000, 40000, arguments.prompt).astype(np.int32),
-            sampling=SamplingParams(temperature=0.0, max_tokens=arguments.answer, ignore_eos=True),
+            sampling=SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True),
             cache_use=CacheUse(ExtraKey("")),
             eos_token_ids=(),
             listener=self,

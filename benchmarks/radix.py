@@ -5,9 +5,10 @@
     python -m benchmarks.radix --json --scaling                   costs at 10^3 to 10^6 nodes
 
 FILE is a Python file whose `requests()` yields prompts as lists of token ids. A request is:
-make an array of the list (with `--arrays` before time counts: workers get arrays), match all but
-the last token, lock, read the path's slots, insert the whole prompt with fresh slots, unlock,
-evict down to the capacity. The event log is on and is emptied after each request.
+match all but the last token, lock, read the path's slots, insert the whole prompt with fresh
+slots, unlock, evict down to the capacity. Workers get prompts as arrays, so the lists are made
+arrays before time counts; with `--lists` as part of the request. The event log is on and is
+emptied after each request.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _rows(arguments: argparse.Namespace, clock: Clock) -> Iterator[dict[str, Any
         yield from growth_rows(arguments.nodes, arguments.rounds, clock)
     if arguments.workload is None:
         return
-    prompts = load_prompts(arguments.workload, as_arrays=arguments.arrays)
+    prompts = load_prompts(arguments.workload, as_arrays=not arguments.lists)
     for page_size in arguments.page_size:
         if arguments.memory:
             yield memory_row(prompts, page_size)
@@ -195,7 +196,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--workload", type=Path, help="a Python file with requests()")
     parser.add_argument(
-        "--arrays", action="store_true", help="make arrays of the prompts' lists before time counts"
+        "--lists", action="store_true", help="count the making of arrays of the prompts' lists too"
     )
     parser.add_argument("--memory", action="store_true", help="bytes instead of rates")
     parser.add_argument("--scaling", action="store_true", help="cost as the index grows")
