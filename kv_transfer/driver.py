@@ -88,6 +88,7 @@ class HandoffDriver:
         link_factory: LinkFactory | None = None,
         source_host: SourceHost | None = None,
         sink_host: SinkHost | None = None,
+        trace: Callable[[str, HandoffKey, str], None] | None = None,
     ) -> None:
         """`link_host` is the local address that links bind; `link_factory` replaces Gloo.
 
@@ -103,7 +104,7 @@ class HandoffDriver:
             worker_id, incarnation, kv_cache.layout.layout_hash, config.staging_buffer_bytes
         )
         deadlines = build_deadlines(config.link_timeout_s)
-        self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines)
+        self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines, trace=trace)
         factory = link_factory or GlooLinkFactory(
             link_host,
             config.link_timeout_s,

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kv_transfer.protocol.deadlines import Deadlines
+    from kv_transfer.protocol.key import HandoffKey
     from kv_transfer.protocol.messages import Hello
     from kvferry.clock import Clock
     from kvferry.config import HandoffConfig
@@ -25,3 +28,5 @@ class Endpoint:
     deadlines: Deadlines
     counters: Counter[str] = field(default_factory=Counter)
     """What happened, counted since the start. Names are in `docs/handoff.md`."""
+    trace: Callable[[str, HandoffKey, str], None] | None = None
+    """Told of every change of a handoff's state: "source" or "sink", key, the state entered."""

@@ -203,6 +203,9 @@ class HandoffConfig:
     """A decode worker computes prompts with at most this many uncached tokens by itself."""
     link_timeout_s: float = 20.0
     """Longest wait for one chunk before the link is given up."""
+    trace_file: str = ""
+    """Each worker appends every change of state of its handoffs to this file, with a point and
+    its id behind the name. For diagnosis. Empty: no trace."""
 
 
 @dataclass(frozen=True, slots=True)
