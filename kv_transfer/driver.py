@@ -101,7 +101,7 @@ class HandoffDriver:
                 f" {kv_cache.layout.bytes_per_token} bytes of KV",
             )
         hello = Hello(
-            worker_id, incarnation, kv_cache.layout.layout_hash, config.staging_buffer_bytes
+            worker_id, incarnation, kv_cache.layout.exchange_hash(), config.staging_buffer_bytes
         )
         deadlines = build_deadlines(config.link_timeout_s)
         self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines, trace=trace)

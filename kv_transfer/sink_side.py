@@ -39,6 +39,7 @@ from kv_transfer.protocol.tombstones import Tombstones
 from kv_transfer.transfer_rate import TransferRate
 from kvferry.errors import DuplicateRequest, ErrorKind, HandoffFailed, KvferryError, Overloaded
 from kvferry.generation import AttemptUsage
+from mem_cache.layout import KvPart
 
 if TYPE_CHECKING:
     from kv_transfer.endpoint import Endpoint
@@ -327,7 +328,8 @@ class SinkSide:
             return
         assert handoff.kv is not None
         slots = endpoint.kv_cache.slots(handoff.kv, header.token_start, header.token_stop)
-        endpoint.kv_cache.pool.scatter(slots, header.layer_start, header.layer_stop, event.payload)
+        part = KvPart(header.layer_start, header.layer_stop, 0, endpoint.kv_cache.layout.heads)
+        endpoint.kv_cache.pool.scatter(slots, part, event.payload)
         handoff.moved_tokens += header.token_stop - header.token_start
         handoff.moved_bytes += header.payload_bytes
         endpoint.counters["chunks_received"] += 1

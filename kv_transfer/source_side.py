@@ -334,10 +334,9 @@ class SourceSide:
         link = peer.link
         assert link is not None
         assert kv is not None
-        layers = kv_cache.layout.num_layers
         slots = kv_cache.slots(kv, effect.token_start, effect.token_stop)
         buffer, out = link.take()
-        used = kv_cache.pool.gather(slots, 0, layers, out)
+        used = kv_cache.pool.gather(slots, kv_cache.layout.whole, out)
         payload = out[:used]
         checksum = zlib.crc32(payload.numpy().data) if self._endpoint.config.checksums else 0
         seq = link.post(buffer, self._now())
@@ -348,7 +347,7 @@ class SourceSide:
             token_start=effect.token_start,
             token_stop=effect.token_stop,
             layer_start=0,
-            layer_stop=layers,
+            layer_stop=kv_cache.layout.num_layers,
             payload_bytes=used,
             checksum=checksum,
         )
