@@ -29,4 +29,5 @@ class Endpoint:
     counters: Counter[str] = field(default_factory=Counter)
     """What happened, counted since the start. Names are in `docs/handoff.md`."""
     trace: Callable[[str, HandoffKey, str], None] | None = None
-    """Told of every change of a handoff's state: "source" or "sink", key, the state entered."""
+    """Told of every state that a handoff enters, the first one included, before the effects of
+    the change: "source" or "sink", key, the value of the state."""
