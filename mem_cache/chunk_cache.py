@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mem_cache.tree_node import NO_SLOTS, InsertResult, MatchResult, new_root
+from mem_cache.tree_node import InsertResult, MatchResult, new_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +48,13 @@ class ChunkCache:
         *,
         owned_from: int = 0,
         priority: int = 0,
+        keeps_own: bool = False,
     ) -> InsertResult:
         """Takes nothing: the slots stay with the caller."""
         assert len(token_ids) == len(value), (
             f"check 2: {len(token_ids)} tokens with {len(value)} slots"
         )
-        return InsertResult(0, self.root, NO_SLOTS)
+        return InsertResult.nothing(self.root)
 
     def evict(self, num_tokens: int) -> SlotIndices:
         """Has nothing to evict."""

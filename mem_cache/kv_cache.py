@@ -8,9 +8,12 @@ nothing. Owners of a slot: the allocator (free), the index (evictable or protect
 |---|---|---|
 | `[0, window_start)` | given up: left of a sliding window | untouched |
 | `[window_start, cache_protected_len)` | index, locked | untouched |
-| `[cache_protected_len, matched)` | request, a duplicate | freed |
+| `[cache_protected_len, matched)` | request, a duplicate | freed; kept under a pin |
 | `[matched, key_len)` | request | handed to the index |
 | `[key_len, allocated_len)` | request: partial page, preallocated tail | stays |
+
+Under a pin the slots of a row stay as they are: a handoff took note of them and reads them from
+another thread. So a pinned request that has duplicates publishes nothing until it is unpinned.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ class KVCache:
     """All KV of one worker, for one thread. Made by `mem_cache.factory.build_kv_cache`.
 
     Per request: `open` once, `load_back` if lower tiers may have more, then `extend` + `commit`
-    per step, `checkpoint` per prefill chunk, `release` once at every kind of end. `poll` once per
-    turn of the engine, if only while `copies_in_flight`. A handoff's sink opens `inbound` and
+    per step, `checkpoint` per prefill chunk, `release` once at every kind of end. `fork` for each
+    further sample of a prompt. `poll` once per turn of the engine, if only while
+    `copies_in_flight`. A handoff's sink opens `inbound` and
     calls `adopt` when it committed; its source holds a `pin` from the offer to the close.
 
     With `auditing`, every ledger check runs after every change (slow; for tests).
@@ -135,6 +139,34 @@ class KVCache:
         self._changed()
         return kv
 
+    def fork(self, kv: RequestKV, request_id: AttemptId | str) -> RequestKV:
+        """Another request with the same computed tokens, as `kv` has them now.
+
+        It shares what the index has of them, `[0, cache_protected_len)`, and gets a copy of the
+        rest: right after a checkpoint, less than a page, or all of it where nothing is published.
+        Raises `OutOfRows` or `OutOfSlots`, with nothing changed.
+        """
+        parents_row = require_live(self, kv)
+        assert not kv.inbound, f"{kv}: inbound KV cannot be read"
+        assert kv.loading_len == 0, f"{kv} is being loaded"
+        if self.rows.num_free == 0:
+            raise OutOfRows(1, self.oom_report())
+        shared, computed = kv.cache_protected_len, kv.committed_len
+        # Evicts nothing of ours: the parent's lock holds what will be shared.
+        own = self._take(self.layout.round_up(computed) - shared)
+        twin = RequestKV(request_id, kv.extra_key, kv.last_node, kv.sharing, kv.priority)
+        self.tree.lock(kv.last_node, kv.window_start)
+        (row,) = self.rows.alloc([twin]) or (0,)
+        self.rows.write(row, 0, self.rows.read(parents_row, 0, shared))
+        self.rows.write(row, shared, own)
+        self.pool.copy(self.rows.read(parents_row, shared, computed), own[: computed - shared])
+        twin.window_start = kv.window_start
+        twin.prefix_len = twin.cache_protected_len = shared
+        twin.committed_len, twin.allocated_len = computed, shared + len(own)
+        self._live[row] = twin
+        self._changed(twin)
+        return twin
+
     def load_back(self, kv: RequestKV, token_ids: TokenIds) -> int:
         """Begin to copy what the host holds of `token_ids`; returns how many tokens are coming.
 
@@ -198,7 +230,8 @@ class KVCache:
         """Publish the first `len(token_ids)` <= `committed_len` tokens, whole pages of them.
 
         Copies slot numbers, never K/V. Afterwards the row reads the index's slots, so that every
-        slot of the row below `cache_protected_len` is the canonical one for its tokens.
+        slot of the row below `cache_protected_len` is the canonical one for its tokens. Where that
+        would give up slots of a pinned request, nothing changes: a later checkpoint does it.
         """
         row = require_live(self, kv)
         assert kv.loading_len == 0, f"{kv} is being loaded"
@@ -211,7 +244,12 @@ class KVCache:
         # `read` copies: the row is rewritten below, and reused by others later.
         own = self.rows.read(row, 0, key_len)
         result = self.tree.insert(
-            token_ids[:key_len], own, kv.extra_key, owned_from=start, priority=kv.priority
+            token_ids[:key_len],
+            own,
+            kv.extra_key,
+            owned_from=start,
+            priority=kv.priority,
+            keeps_own=kv.pins > 0,
         )
         node, matched = result.last_node, result.matched_len
         if node.end <= start:
@@ -237,7 +275,7 @@ class KVCache:
         self._changed()
 
     def pin(self, kv: RequestKV) -> None:
-        """A handoff reads this row: no release and no slide before the matching `unpin`."""
+        """A handoff reads this row: before the matching `unpin` none of its slots is given up."""
         require_live(self, kv)
         assert not kv.inbound, f"{kv}: inbound KV cannot be read"
         assert kv.loading_len == 0, f"{kv} is being loaded"

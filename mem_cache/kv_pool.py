@@ -60,6 +60,10 @@ class KvPool(Protocol):
         """Copies of the two vectors of each token of `slots` (int64 [T]), as float32."""
         ...
 
+    def copy(self, source: SlotIndices, target: SlotIndices) -> None:
+        """Copy all that slots hold to as many others; none may be in both."""
+        ...
+
     def payload_bytes(self, num_tokens: int, part: KvPart) -> int:
         """Bytes that `gather` writes and `scatter` reads for this part of so many tokens."""
         ...

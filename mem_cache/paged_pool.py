@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 LayoutT = TypeVar("LayoutT", bound=PagedLayout)
 
+COPY_BYTES = 2**20
+"""Copied at once within a pool, at least a token: what a processor's cache holds."""
+
 _WORDS = (torch.complex128, torch.float64, torch.int32, torch.int16, torch.uint8)
 """What bytes are moved as, the widest that fits: scattering costs per element, not per byte."""
 
@@ -46,6 +49,20 @@ class PagedPool(Generic[LayoutT]):
         shape = (layout.num_layers, layout.planes, *place, width)
         self.buffer: torch.Tensor = torch.zeros(shape, dtype=self._codec.storage, device=device)
         self._content = self.buffer.view(-1).view(torch.uint8)
+
+    def copy(self, source: SlotIndices, target: SlotIndices) -> None:
+        """See `KvPool.copy`. In pieces, so that little memory is needed."""
+        assert len(source) == len(target), f"{len(source)} slots to {len(target)}"
+        whole = self.layout.whole
+        tokens = max(1, COPY_BYTES // self.layout.bytes_per_token)
+        piece = torch.empty(
+            self.payload_bytes(min(tokens, len(source)), whole),
+            dtype=torch.uint8,
+            device=self.buffer.device,
+        )
+        for first in range(0, len(source), tokens):
+            self.gather(source[first : first + tokens], whole, piece)
+            self.scatter(target[first : first + tokens], whole, piece)
 
     def payload_bytes(self, num_tokens: int, part: KvPart) -> int:
         """See `KvPool.payload_bytes`."""

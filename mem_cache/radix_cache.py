@@ -65,7 +65,7 @@ class RadixCache:
     def match_prefix(self, token_ids: TokenIds, extra_key: ExtraKey) -> MatchResult:
         """Find the longest cached prefix. A write: may split an edge, refreshes access times."""
         node = self._descend(self._key_bytes(token_ids), extra_key, is_hit=True)
-        self._order.touched(node)
+        self._accessed(node)
         return MatchResult(node, node, node, node.end)
 
     def path_device_indices(self, node: TreeNode, start: int = 0) -> SlotIndices:
@@ -189,6 +189,7 @@ class RadixCache:
         *,
         owned_from: int = 0,
         priority: int = 0,
+        keeps_own: bool = False,
     ) -> InsertResult:
         """Offer slots: `value[owned_from:]`, whole pages of them; what is before is the index's."""
         assert len(token_ids) == len(value), (
@@ -196,13 +197,24 @@ class RadixCache:
         )
         key = self._key_bytes(token_ids)
         held = self._descend(key, extra_key, is_hit=False, priority=priority)
+        if keeps_own and self._device_end(held) > owned_from:
+            self._accessed(held)
+            return InsertResult.nothing(self.root)
         matched, duplicates = self._take_over(held, value, owned_from)
         if held.end == len(key) // TOKEN_BYTES:
-            self._order.touched(held)
+            self._accessed(held)
             return InsertResult(matched, held, duplicates)
         return InsertResult(
             matched, self._add_leaf(held, key, value, extra_key, priority), duplicates
         )
+
+    def _device_end(self, held: TreeNode) -> int:
+        """Leading tokens of the path to `held` that have device slots."""
+        return held.end
+
+    def _accessed(self, held: TreeNode) -> None:
+        """The order of eviction is told of an access to the path that ends in `held`."""
+        self._order.touched(held)
 
     def _take_over(
         self, held: TreeNode, value: SlotIndices, owned_from: int

@@ -62,18 +62,26 @@ class TieredRadixCache(RadixCache):
 
     def _match(self, token_ids: TokenIds, extra_key: ExtraKey, *, is_hit: bool) -> MatchResult:
         best = self._descend(self._key_bytes(token_ids), extra_key, is_hit=is_hit)
+        self._accessed(best)
         device = self._last_on_device(best)
-        host = best
-        while host.parent is not None and not host.on_host:
-            host = host.parent
-        self._order.touched(device)
-        self._host_order.touched(host)
-        return MatchResult(device, host, best, device.end)
+        return MatchResult(device, self._last_on_host(best), best, device.end)
+
+    def _accessed(self, held: TreeNode) -> None:
+        self._order.touched(self._last_on_device(held))
+        self._host_order.touched(self._last_on_host(held))
 
     def _last_on_device(self, node: TreeNode) -> TreeNode:
         while node.parent is not None and not node.on_device:
             node = node.parent
         return node
+
+    def _last_on_host(self, node: TreeNode) -> TreeNode:
+        while node.parent is not None and not node.on_host:
+            node = node.parent
+        return node
+
+    def _device_end(self, held: TreeNode) -> int:
+        return self._last_on_device(held).end
 
     def edges(self, node: TreeNode, start: int) -> Iterator[TreeNode]:
         """The edges of the path to `node` that end beyond `start`, last one first."""
@@ -130,7 +138,7 @@ class TieredRadixCache(RadixCache):
         self, held: TreeNode, value: SlotIndices, owned_from: int
     ) -> tuple[int, SlotIndices]:
         """Edges that were only on the host get the caller's slots: nothing is copied."""
-        device_end = self._last_on_device(held).end
+        device_end = self._device_end(held)
         assert owned_from <= device_end, f"the index lost what ends at {owned_from}"
         for edge in self.edges(held, device_end):
             self.fill(edge, value[edge.start : edge.end].copy())

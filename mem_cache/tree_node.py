@@ -144,6 +144,11 @@ class InsertResult(NamedTuple):
     duplicates: SlotIndices
     """Slots of the caller's for tokens that the index had already: still the caller's, to free."""
 
+    @staticmethod
+    def nothing(root: TreeNode) -> InsertResult:
+        """The index took nothing."""
+        return InsertResult(0, root, NO_SLOTS)
+
 
 class PrefixCache(Protocol):
     """An index from token keys to slots that the index owns. Holds no K/V.
@@ -181,11 +186,13 @@ class PrefixCache(Protocol):
         *,
         owned_from: int = 0,
         priority: int = 0,
+        keeps_own: bool = False,
     ) -> InsertResult:
         """Offer slots: `value[owned_from:]`, whole pages of them; what is before is the index's.
 
         All of them belong to the index from now on, except `duplicates` and, if `last_node` ends
-        before the key, those beyond. `priority` raises that of every node of the path.
+        before the key, those beyond. `priority` raises that of every node of the path. A caller
+        that `keeps_own` slots never gets duplicates: where there would be any, nothing is taken.
         """
         ...
 

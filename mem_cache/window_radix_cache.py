@@ -163,6 +163,7 @@ class WindowRadixCache(RadixCache):
         *,
         owned_from: int = 0,
         priority: int = 0,
+        keeps_own: bool = False,
     ) -> InsertResult:
         """Offer slots: `value[owned_from:]`, whole pages of them; what is before is not read."""
         assert len(token_ids) == len(value), (
@@ -171,8 +172,10 @@ class WindowRadixCache(RadixCache):
         key = self._key_bytes(token_ids)
         length = len(key) // TOKEN_BYTES
         if length <= owned_from:
-            return InsertResult(0, self.root, NO_SLOTS)
+            return InsertResult.nothing(self.root)
         path = self._path(key, extra_key)
+        if keeps_own and any(node.on_device and node.end > owned_from for node in path):
+            return InsertResult.nothing(self.root)
         node = path[-1] if path else self.root
         duplicates = self._settle(path, value, owned_from)
         if node.end < owned_from:
