@@ -1,0 +1,223 @@
+"""One fault under load, and what must hold after it."""
+
+from __future__ import annotations
+
+import functools
+import random
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvferry.clock import MonotonicClock
+from kvferry.limits import (
+    ATTEMPTS_MAX,
+    SESSION_CONNECT_TIMEOUT_S,
+    WORKER_STATUS_FAILURES_MAX,
+    WORKER_STATUS_TIMEOUT_S,
+)
+from kvferry.membership import Role
+from tests.support.fault_load import Load, digest_question, growing_question
+from tests.support.fault_model import LINK_TIMEOUT_S, STATUS_INTERVAL_S
+from tests.support.fault_plan import LONG_S, PRESSED, RULES, Aim, Blow, Fault
+from tests.support.fault_trace import TraceTail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.fault_cluster import FaultCluster, WorkerHandle
+    from tests.support.fault_load import Outcome
+
+SESSION_SILENCE_S = 6.0
+"""A keepalive ping every 2 s that has to be answered within 4 s."""
+ROUTER_PATIENCE_S = WORKER_STATUS_FAILURES_MAX * (WORKER_STATUS_TIMEOUT_S + STATUS_INTERVAL_S)
+BUSY_MACHINE_S = 15.0
+"""For computing and waiting for room, on two cores that are shared."""
+END_WITHIN_S = BUSY_MACHINE_S + ATTEMPTS_MAX * (
+    SESSION_CONNECT_TIMEOUT_S + max(SESSION_SILENCE_S, ROUTER_PATIENCE_S, LINK_TIMEOUT_S)
+)
+"""A request's longest way to its end: each attempt meets the silent worker anew."""
+IDLE_WITHIN_S = LINK_TIMEOUT_S + 20.0 + BUSY_MACHINE_S
+"""The longest state that holds slots without progress: the source that waits for its receipt."""
+WHOLE_WITHIN_S = 30.0
+GIVE_UP_S = 10.0
+"""When a worker that is cut off for good is replaced."""
+
+CLIENTS, PRESSING_CLIENTS = 8, 14
+_MOMENT_S = 40.0
+_PEER_S = 2.0
+_DECODING_S = 0.05
+_AFTERWARDS_S = 0.5
+_POLL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an episode saw."""
+
+    outcomes: list[Outcome]
+    problems: list[str]
+    served_meanwhile: int
+    """Right answers begun after everybody could know of the fault, and ended before its end."""
+
+    def counts(self) -> dict[str, object]:
+        """For the record of the test."""
+        ends = [outcome.code for outcome in self.outcomes]
+        return {
+            "requests": len(ends),
+            "unavailable": ends.count("UNAVAILABLE"),
+            "unavailable_before_first_token": sum(
+                outcome.code == "UNAVAILABLE" and not outcome.tokens for outcome in self.outcomes
+            ),
+            "longest_s": round(max(outcome.took_s for outcome in self.outcomes), 2),
+            "served_meanwhile": self.served_meanwhile,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two workers of the handoff that is struck; `held` stands still, if one does."""
+
+    source: WorkerHandle
+    sink: WorkerHandle
+    held: WorkerHandle | None
+
+    def of(self, side: str) -> WorkerHandle:
+        return self.source if side == "source" else self.sink
+
+
+def run_episode(cluster: FaultCluster, fault: Fault, trace_file: Path, seed: int) -> Report:
+    """Load, the blow, its end; then everybody must be whole, idle and in order."""
+    clock = MonotonicClock()
+    load = Load(cluster.address, _questions(fault, seed), END_WITHIN_S)
+    tail = TraceTail(trace_file)
+    load.start()
+    try:
+        pair = _wait_for_moment(cluster, fault, tail)
+        struck_at = clock.now()
+        _strike(cluster, fault, pair)
+        time.sleep(fault.for_s or 0.0)
+        healed_at = clock.now()
+        _heal(cluster, fault, pair)
+        time.sleep(_AFTERWARDS_S)
+    finally:
+        outcomes = load.stop()
+    cluster.wait_whole(WHOLE_WITHIN_S)
+    cluster.assert_idle(IDLE_WITHIN_S)
+    _end_exiles(cluster)
+    problems = load.problems() + cluster.new_errors()
+    served = _served_between(outcomes, struck_at + ROUTER_PATIENCE_S / 2, healed_at)
+    if fault.blow is not Blow.KILL and (fault.for_s or 0.0) >= LONG_S and not served:
+        problems.append("nobody was served while the fault lasted")
+    return Report(outcomes, problems, served)
+
+
+def _questions(fault: Fault, seed: int) -> list[Callable[[], object]]:
+    pressed = fault.state in PRESSED
+    kind = growing_question if pressed else digest_question
+    clients = PRESSING_CLIENTS if pressed else CLIENTS
+    return [
+        functools.partial(kind, random.Random(1000 * seed + number)) for number in range(clients)
+    ]
+
+
+def _served_between(outcomes: list[Outcome], start: float, end: float) -> int:
+    return sum(
+        outcome.code == "OK"
+        and outcome.ended_at - outcome.took_s > start
+        and outcome.ended_at < end
+        for outcome in outcomes
+    )
+
+
+# --- the moment -------------------------------------------------------------------------------
+
+
+def _wait_for_moment(cluster: FaultCluster, fault: Fault, tail: TraceTail) -> _Pair:
+    decoding = fault.state == "decoding"
+    state = "adopted" if decoding else fault.state
+    if fault.aim is Aim.TRACE:
+        pair = _traced(cluster, fault.side, state, tail)
+    else:
+        pair = _held(cluster, fault.side, state)
+    if decoding:
+        if pair.held is not None:
+            pair.held.release()
+        time.sleep(_DECODING_S)
+    return pair
+
+
+def _traced(cluster: FaultCluster, side: str, state: str, tail: TraceTail) -> _Pair:
+    line = tail.wait_for(side, state, _MOMENT_S)
+    other = "sink" if side == "source" else "source"
+    peer = tail.worker_of(line.handoff, other, _PEER_S)
+    workers = {side: cluster.workers[line.worker_id], other: cluster.workers[peer]}
+    return _Pair(workers["source"], workers["sink"], None)
+
+
+def _held(cluster: FaultCluster, side: str, state: str) -> _Pair:
+    clock = MonotonicClock()
+    workers = cluster.of_role(Role.PREFILL if side == "source" else Role.DECODE)
+    for worker in workers:
+        worker.hold_at(side, state)
+    deadline = clock.now() + _MOMENT_S
+    while not (standing := [worker for worker in workers if not worker.held.empty()]):
+        assert clock.now() < deadline, f"no handoff was {side} {state} within {_MOMENT_S} s"
+        time.sleep(_POLL_S)
+    key = standing[0].held.get().key
+    for worker in workers:
+        if worker is not standing[0]:
+            worker.release()
+            worker.drain_held()
+    return _Pair(
+        cluster.by_incarnation(key.source_incarnation),
+        cluster.by_incarnation(key.sink_incarnation),
+        standing[0],
+    )
+
+
+# --- the blow ---------------------------------------------------------------------------------
+
+
+def _strike(cluster: FaultCluster, fault: Fault, pair: _Pair) -> None:
+    victim = pair.of(fault.victim)
+    match fault.blow:
+        case Blow.KILL:
+            cluster.kill(victim)
+        case Blow.FREEZE:
+            victim.signal(signal.SIGSTOP)
+        case _:
+            assert cluster.wire is not None, "cuts need a network of their own"
+            cluster.wire.set_rule(RULES[fault.blow], *_wires(fault, pair))
+    if pair.held is not None:
+        pair.held.release()
+
+
+def _heal(cluster: FaultCluster, fault: Fault, pair: _Pair) -> None:
+    victim = pair.of(fault.victim)
+    match fault.blow:
+        case Blow.KILL:
+            return
+        case Blow.FREEZE:
+            victim.signal(signal.SIGCONT)
+        case Blow.ISOLATE if fault.for_s is None:
+            time.sleep(GIVE_UP_S)
+            cluster.exile(victim)
+        case _:
+            assert cluster.wire is not None, "cuts need a network of their own"
+            cluster.wire.set_rule(None, *_wires(fault, pair))
+
+
+def _end_exiles(cluster: FaultCluster) -> None:
+    """They have shown that they are idle."""
+    for worker in list(cluster.exiles):
+        cluster.end_exile(worker)
+        assert cluster.wire is not None, "only a cut makes an exile"
+        cluster.wire.set_rule(None, worker.plan.address)
+
+
+def _wires(fault: Fault, pair: _Pair) -> tuple[str, ...]:
+    if fault.blow is Blow.ISOLATE:
+        return (pair.of(fault.victim).plan.address,)
+    return (pair.source.plan.address, pair.sink.plan.address)
