@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from kv_transfer.link import LinkClosed
-from kv_transfer.staging import StagingRing
+from kv_transfer.links.interface import LinkClosed
+from kv_transfer.links.staging import StagingRing
 
 if TYPE_CHECKING:
-    from kv_transfer.link import ReceiverListener, SenderListener
-    from kv_transfer.rendezvous import RendezvousStore
+    from kv_transfer.links.interface import ReceiverListener, SenderListener
+    from kv_transfer.links.rendezvous import RendezvousStore
 
 _LOG = logging.getLogger(__name__)
 
