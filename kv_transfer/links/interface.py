@@ -17,7 +17,6 @@ may hold the thread and its staging buffers until its timeout, but no handoff wa
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -25,19 +24,11 @@ if TYPE_CHECKING:
     from kv_transfer.incoming import ReceiveDesk, TakenChunk
     from kv_transfer.links.rendezvous import RendezvousStore
     from kv_transfer.outgoing import SendQueue
+    from kv_transfer.protocol.messages import Signal
 
 
 class LinkClosed(Exception):
     """This side has closed the link; the message says why."""
-
-
-class Signal(Enum):
-    """What one end tells the other through the session, if its transport cannot by itself."""
-
-    CREDIT = "credit"
-    """Sink to source: so many more receives are posted."""
-    SENDING = "sending"
-    """Source to sink: payloads from this sequence number on are on their way."""
 
 
 class LinkChannel(Protocol):
@@ -89,7 +80,7 @@ class LinkEnd(Protocol):
     """One end, in the hands of its session."""
 
     def on_signal(self, signal: Signal, value: int) -> None:
-        """The other end says so. Raises `BadMessage` if it cannot mean it."""
+        """The other end says so, in order. What it cannot mean ends the generation."""
         ...
 
     def close(self, reason: str) -> None:
