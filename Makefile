@@ -90,6 +90,7 @@ bench: $(READY) ## Every benchmark, on a machine that does nothing else; JSON li
 	$(BIN)/python -m benchmarks.ledger --json
 	$(BIN)/python -m benchmarks.host_tier --json
 	$(BIN)/python -m benchmarks.pressure --json
+	$(BIN)/python -m benchmarks.interference --json
 
 clean: ## Remove everything that was generated, the environments too
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

@@ -26,6 +26,7 @@ from engine.model_spec import load_spec
 from engine.step_loop import StepLoop
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
+from kv_transfer.trace import HandoffTrace
 from kvferry.clock import MonotonicClock
 from kvferry.errors import WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
@@ -64,6 +65,7 @@ class WorkerProcess:
         self._kv_cache: KVCache | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
+        self._trace: HandoffTrace | None = None
         self._server: grpc.aio.Server | None = None
 
     def start(self) -> WorkerInfo:
@@ -87,6 +89,7 @@ class WorkerProcess:
             self._close_links,
             self._stop_server,
             self._stop_event_loop,
+            self._close_trace,
         )
 
     def is_alive(self) -> bool:
@@ -122,6 +125,8 @@ class WorkerProcess:
         runner.warm_up()
         clock = MonotonicClock()
         engine = Engine(kv_cache, runner, config.scheduler, clock)
+        if config.handoff.trace_file:
+            self._trace = HandoffTrace(config.handoff.trace_file, self._worker_id, clock)
         driver = HandoffDriver(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -131,6 +136,7 @@ class WorkerProcess:
             post=self._post,
             loop=self._loop,
             link_host=config.worker_host,
+            trace=self._trace,
         )
         step_loop = StepLoop(engine, driver, clock)
         intake = Intake(engine, driver, self._incarnation, Outbox(self._loop))
@@ -187,6 +193,10 @@ class WorkerProcess:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(STOP_TIMEOUT_S)
         self._loop.close()
+
+    def _close_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
 
     def _group(self) -> WorkerGroupConfig:
         groups = self._config.workers

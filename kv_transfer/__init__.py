@@ -7,6 +7,6 @@ May import: `mem_cache`, `kvferry`, torch, grpc. Never `engine`, never a role, n
 
 Reading order: `protocol` (pure: who may say what, when), `hosts` (what a worker implements),
 `link`, `staging` and `rendezvous`, `gloo_link`; `wire`, `events`, `session`, `session_links` and
-`session_hub`; then `endpoint`, `outgoing_link`, `source_side`, `transfer_rate`, `sink_side` and
-`driver`, which connect the protocol to sessions, links and pools.
+`session_hub`; then `endpoint`, `trace`, `outgoing_link`, `source_side`, `transfer_rate`,
+`sink_side` and `driver`, which connect the protocol to sessions, links and pools.
 """

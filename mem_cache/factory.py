@@ -122,7 +122,7 @@ def _host_files(
     directory, bytes_max = config.host.files.directory, config.host.files.bytes_max
     if not directory:
         return None
-    files = FileTier(Path(directory), pages.layout_hash, pages.page_bytes, bytes_max)
+    files = FileTier(Path(directory), pages.page_hash, pages.page_bytes, bytes_max)
     return HostFiles(tree, pages, files, new_copier())
 
 

@@ -72,13 +72,13 @@ class FileTier:
     see. So a page that `has` promised may be gone when `get` asks for it: that is a miss.
     """
 
-    def __init__(self, directory: Path, layout_hash: str, page_bytes: int, bytes_max: int) -> None:
+    def __init__(self, directory: Path, page_hash: str, page_bytes: int, bytes_max: int) -> None:
         if page_bytes > bytes_max:
             raise ConfigError(_BOUND, f"is {bytes_max}; one page has {page_bytes} bytes")
         self.directory = directory
         self.page_bytes = page_bytes
         self.bytes_max = bytes_max
-        self._layout_hash = layout_hash
+        self._page_hash = page_hash
         self._lock = threading.Lock()
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
         """Bytes of each file by digest, least recently used first."""
@@ -114,7 +114,7 @@ class FileTier:
         if self.has(digest) and self._touch(digest):
             return
         payload = self._view(page)
-        header = page_header(self._layout_hash, digest, tokens, self.page_bytes)
+        header = page_header(self._page_hash, digest, tokens, self.page_bytes)
         size = file_bytes(header, self.page_bytes)
         if not self._make_room(size):
             self._write_failed(f"no room for {size} bytes")
@@ -170,7 +170,7 @@ class FileTier:
     # --- inside -----------------------------------------------------------------------------
 
     def _read(self, digest: bytes, tokens: bytes, out: memoryview) -> bool:
-        header = page_header(self._layout_hash, digest, tokens, self.page_bytes)
+        header = page_header(self._page_hash, digest, tokens, self.page_bytes)
         try:
             with self._path(digest).open("rb") as file:
                 if read_page(file, header, out):

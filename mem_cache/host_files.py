@@ -280,7 +280,7 @@ class HostFiles:
 
     def _digests(self, key: bytes, extra_key: ExtraKey) -> list[bytes]:
         tokens = np.frombuffer(key, dtype="<i4")
-        return page_digests(self._pages.layout_hash, extra_key, tokens, self._page_size)
+        return page_digests(self._pages.page_hash, extra_key, tokens, self._page_size)
 
     def _by_page(
         self, key: bytes, digests: Sequence[bytes], host_slots: SlotIndices

@@ -33,8 +33,8 @@ class HostPool:
         assert num_slots % layout.page_size == 0, f"{num_slots} host slots are not whole pages"
         self.page_size = layout.page_size
         self.num_slots = num_slots
-        self.layout_hash = layout.layout_hash
-        self.page_bytes = pool.payload_bytes(layout.page_size, 0, layout.num_layers)
+        self.page_hash = layout.page_hash
+        self.page_bytes = pool.payload_bytes(layout.page_size, layout.whole)
         self._pool = pool
         self._device = torch.device(device)
         self._planes = layout.num_layers * layout.planes
@@ -55,12 +55,12 @@ class HostPool:
         self, slots: SlotIndices, host_slots: SlotIndices, is_cancelled: Callable[[], bool]
     ) -> None:
         """Copy whole pages from device slots to host slots. Ends early when cancelled."""
-        layers = self._pool.layout.num_layers
+        whole = self._pool.layout.whole
         for some, host_some in self._pieces(slots, host_slots):
             if is_cancelled():
                 return
             payload = self._scratch(some)
-            self._pool.gather(some, 0, layers, payload)
+            self._pool.gather(some, whole, payload)
             pages = self._by_page(payload).transpose(0, 1).contiguous().flatten(1)
             self._words(self._pages).index_copy_(0, self._rows(host_some), pages.to("cpu"))
 
@@ -68,7 +68,7 @@ class HostPool:
         self, slots: SlotIndices, host_slots: SlotIndices, is_cancelled: Callable[[], bool]
     ) -> None:
         """Copy whole pages from host slots to device slots. Ends early when cancelled."""
-        layers = self._pool.layout.num_layers
+        whole = self._pool.layout.whole
         for some, host_some in self._pieces(slots, host_slots):
             if is_cancelled():
                 return
@@ -76,7 +76,7 @@ class HostPool:
             pages = self._words(self._pages).index_select(0, self._rows(host_some))
             by_page = pages.view(-1, self._planes, self._plane_words)
             self._by_page(payload).copy_(by_page.transpose(0, 1))
-            self._pool.scatter(some, 0, layers, payload)
+            self._pool.scatter(some, whole, payload)
 
     def _by_page(self, payload: torch.Tensor) -> torch.Tensor:
         """[planes, pages, words of a page in a plane]: a payload of `gather`, seen by page."""

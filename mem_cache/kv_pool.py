@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvferry.ids import SlotIndices
-    from mem_cache.layout import PagedLayout
+    from mem_cache.layout import KvPart, PagedLayout
 
 _ROW_ENTRY_BYTES = 4
 
@@ -24,10 +24,11 @@ class KvPool(Protocol):
     Per step and layer the model calls `write`, or writes to `layer` itself, and reads for
     attention. `gather` and `scatter` move tokens to other pools and tiers as they are stored.
 
-    A payload is uint8 `[layers, planes, tokens, heads, unit_bytes]`, token by token in either
-    arrangement, each unit with its scale: pools of equal `layout_hash` exchange it byte for byte,
-    and its last two dimensions are one token of one plane. Its memory begins at a multiple of 16
-    bytes or of `layout.bytes_per_token`, as a tensor of its own does.
+    A payload is uint8 `[layers, planes, tokens, heads, unit_bytes]`, layers and heads those of a
+    `KvPart`, token by token in either arrangement and for any page size, each unit with its scale:
+    pools of equal `exchange_hash` exchange it byte for byte, and its last two dimensions are one
+    token of one plane. Its memory begins at a multiple of 16 bytes or of the bytes of one token of
+    the part, as a tensor of its own does.
     """
 
     buffer: torch.Tensor
@@ -59,23 +60,22 @@ class KvPool(Protocol):
         """Copies of the two vectors of each token of `slots` (int64 [T]), as float32."""
         ...
 
-    def payload_bytes(self, num_tokens: int, layer_start: int, layer_stop: int) -> int:
-        """Bytes that `gather` writes and `scatter` reads for this many tokens and layers."""
+    def payload_bytes(self, num_tokens: int, part: KvPart) -> int:
+        """Bytes that `gather` writes and `scatter` reads for this part of so many tokens."""
         ...
 
-    def gather(
-        self, slots: SlotIndices, layer_start: int, layer_stop: int, out: torch.Tensor
-    ) -> int:
-        """Copy layers `[layer_start, layer_stop)` of `slots` to the head of `out` (uint8, 1-D).
+    def gather(self, slots: SlotIndices, part: KvPart, out: torch.Tensor) -> int:
+        """Copy this part of `slots` to the head of `out` (uint8, 1-D); returns the payload's bytes.
 
-        Returns the payload's bytes.
+        Any thread may, while nobody writes to these slots.
         """
         ...
 
-    def scatter(
-        self, slots: SlotIndices, layer_start: int, layer_stop: int, payload: torch.Tensor
-    ) -> None:
-        """Copy a payload made by `gather` (uint8, 1-D) into `slots`."""
+    def scatter(self, slots: SlotIndices, part: KvPart, payload: torch.Tensor) -> None:
+        """Copy a payload made by `gather` (uint8, 1-D) into this part of `slots`.
+
+        Any thread may, while nobody else reads or writes these slots.
+        """
         ...
 
 

@@ -40,6 +40,31 @@ def vector_bytes(dtype: KvDType, elements: int) -> int:
     return SCALE_BYTES + elements
 
 
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """Some layers and heads of a pool: what of a token's KV a payload holds."""
+
+    layer_start: int
+    layer_stop: int
+    head_start: int
+    """Heads are numbered within the pool: under tensor parallelism each rank begins at 0."""
+    head_stop: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.layer_start <= self.layer_stop, f"{self} has no such layers"
+        assert 0 <= self.head_start <= self.head_stop, f"{self} has no such heads"
+
+    @property
+    def layers(self) -> int:
+        """How many layers."""
+        return self.layer_stop - self.layer_start
+
+    @property
+    def heads(self) -> int:
+        """How many heads."""
+        return self.head_stop - self.head_start
+
+
 class PagedLayout:
     """What all layouts have: pages of tokens, a token a number of equal units per layer.
 
@@ -80,12 +105,23 @@ class PagedLayout:
         return self.num_layers * self.planes * self.heads * self.unit_bytes
 
     @property
-    def layout_hash(self) -> str:
-        """Equal for two workers iff their KV can be exchanged byte for byte, page for page.
+    def whole(self) -> KvPart:
+        """All layers and heads."""
+        return KvPart(0, self.num_layers, 0, self.heads)
 
-        The arrangement is not in it: what is exchanged is token by token in either (see `KvPool`).
+    @property
+    def page_hash(self) -> str:
+        """Equal for two pools iff a page's payload means the same to both, byte for byte."""
+        return _digest(f"{self._token_format(ranks=1)}/{self.page_size}")
+
+    def exchange_hash(self, ranks: int = 1) -> str:
+        """Equal for two workers iff their KV can be exchanged token by token.
+
+        `ranks`: pools of this layout that together hold a worker's KV. Neither page size nor
+        arrangement counts: a payload is token by token (see `KvPool`), cut by heads where two
+        workers differ in ranks.
         """
-        return hashlib.sha256(self._exchange_format().encode()).hexdigest()[:16]
+        return _digest(self._token_format(ranks))
 
     def round_up(self, tokens: int) -> int:
         """`tokens` rounded up to whole pages."""
@@ -95,7 +131,8 @@ class PagedLayout:
         """`tokens` rounded down to whole pages."""
         return tokens // self.page_size * self.page_size
 
-    def _exchange_format(self) -> str:
+    def _token_format(self, ranks: int) -> str:
+        """What the bytes of a token's KV are, over all ranks."""
         raise NotImplementedError
 
 
@@ -138,11 +175,9 @@ class KvLayout(PagedLayout):
         """As configured."""
         return self.arrangement
 
-    def _exchange_format(self) -> str:
-        return (
-            f"NHD/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}"
-            f"/{self.dtype.value}/{self.page_size}"
-        )
+    def _token_format(self, ranks: int) -> str:
+        heads = self.num_kv_heads * ranks
+        return f"NHD/{self.num_layers}/{heads}/{self.head_dim}/{self.dtype.value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +225,15 @@ class MlaLayout(PagedLayout):
         """Of one head there is one order."""
         return KvArrangement.NHD
 
-    def _exchange_format(self) -> str:
+    def _token_format(self, ranks: int) -> str:
+        # Every rank holds the whole latent.
         return (
-            f"MLA/{self.num_layers}/{self.kv_lora_rank}/{self.qk_rope_head_dim}"
-            f"/{self.dtype.value}/{self.page_size}"
+            f"MLA/{self.num_layers}/{self.kv_lora_rank}/{self.qk_rope_head_dim}/{self.dtype.value}"
         )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_sizes(*sizes: int) -> None:

@@ -32,7 +32,7 @@ _HEADER = struct.Struct("<16s I I Q 32s 32s")
 
 
 def page_digests(
-    layout_hash: str, extra_key: ExtraKey, token_ids: TokenIds, page_size: int
+    page_hash: str, extra_key: ExtraKey, token_ids: TokenIds, page_size: int
 ) -> list[bytes]:
     """A 32-byte name for each full page: of the layout, the extra key and all tokens to its end.
 
@@ -42,7 +42,7 @@ def page_digests(
     data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
     step = 4 * page_size
     # The length keeps the two texts apart, whatever they contain.
-    root = f"{len(layout_hash)} {layout_hash}{extra_key}".encode()
+    root = f"{len(page_hash)} {page_hash}{extra_key}".encode()
     previous = hashlib.blake2b(root, digest_size=DIGEST_BYTES, person=b"kvferry-page").digest()
     digests: list[bytes] = []
     for start in range(0, len(data) - step + 1, step):
@@ -53,9 +53,9 @@ def page_digests(
     return digests
 
 
-def page_header(layout_hash: str, digest: bytes, tokens: bytes, page_bytes: int) -> bytes:
+def page_header(page_hash: str, digest: bytes, tokens: bytes, page_bytes: int) -> bytes:
     """Everything that a page's file holds before its payload."""
-    layout = hashlib.blake2b(layout_hash.encode(), digest_size=32).digest()
+    layout = hashlib.blake2b(page_hash.encode(), digest_size=32).digest()
     fixed = _HEADER.pack(MAGIC, VERSION, len(tokens), page_bytes, layout, digest)
     return fixed + tokens
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kvferry.config import KvArrangement
+from mem_cache.layout import KvPart
 from mem_cache.pool_choice import build_kv_pool
 from tests.support.kv_pools import (
     all_layouts,
@@ -20,14 +21,20 @@ from tests.support.kv_pools import (
 )
 
 NUM_SLOTS = 16
+HEADS = 8
 EVERY_POOL = pytest.mark.parametrize("layout", [*all_layouts(1), *all_layouts(4)], ids=layout_name)
 LAYERS = pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 2), (1, 3), (2, 2)])
+
+
+def _bits(pool):
+    """All bytes of it: NaN equals itself."""
+    return pool.buffer.view(-1).view(torch.uint8)
 
 
 def _random_pool(layout, seed):
     """Every byte of it random, the dummy page included."""
     pool = build_kv_pool(layout, NUM_SLOTS)
-    content = pool.buffer.view(-1).view(torch.uint8)
+    content = _bits(pool)
     generator = torch.Generator().manual_seed(seed)
     content.copy_(torch.randint(0, 256, content.shape, generator=generator, dtype=torch.uint8))
     return pool
@@ -39,10 +46,19 @@ def _slots(seed, count, layout):
     return picked.astype(np.int64)
 
 
-def _payload(pool, slots, start=0, stop=3):
-    out = torch.empty(pool.payload_bytes(len(slots), start, stop), dtype=torch.uint8)
-    assert pool.gather(slots, start, stop, out) == len(out)
+def _part(pool, start=0, stop=3):
+    """All heads of some layers."""
+    return dataclasses.replace(pool.layout.whole, layer_start=start, layer_stop=stop)
+
+
+def _gathered(pool, slots, part):
+    out = torch.empty(pool.payload_bytes(len(slots), part), dtype=torch.uint8)
+    assert pool.gather(slots, part, out) == len(out)
     return out
+
+
+def _payload(pool, slots, start=0, stop=3):
+    return _gathered(pool, slots, _part(pool, start, stop))
 
 
 @EVERY_POOL
@@ -51,7 +67,7 @@ def test_memory_is_what_the_budget_counts(layout):
     assert pool.layout == layout
     assert pool.num_slots == NUM_SLOTS
     assert pool.buffer.nbytes == (NUM_SLOTS + layout.page_size) * layout.bytes_per_token
-    assert pool.payload_bytes(1, 0, layout.num_layers) == layout.bytes_per_token
+    assert pool.payload_bytes(1, layout.whole) == layout.bytes_per_token
 
 
 @EVERY_POOL
@@ -91,7 +107,7 @@ def test_a_payload_is_layers_planes_tokens(layout, start, stop):
     pool = _random_pool(layout, 4)
     slots = _slots(5, 6, layout)
     out = torch.full((20_000,), 77, dtype=torch.uint8)
-    used = pool.gather(slots, start, stop, out)
+    used = pool.gather(slots, _part(pool, start, stop), out)
     assert used == (stop - start) * layout.planes * 6 * layout.heads * layout.unit_bytes
     assert (out[used:] == 77).all()
     shape = (stop - start, layout.planes, 6, layout.heads, layout.unit_bytes)
@@ -108,7 +124,7 @@ def test_a_payload_holds_what_is_read(layout):
     slots, elsewhere = _slots(6, 4, layout), _slots(7, 4, layout)
     for layer in range(3):
         pool.write(layer, torch.from_numpy(slots), *vectors_of(layout, 4, layer))
-    other.scatter(elsewhere, 0, 3, _payload(pool, slots))
+    other.scatter(elsewhere, layout.whole, _payload(pool, slots))
     for layer in range(3):
         ours = pool.read(layer, torch.from_numpy(slots))
         theirs = other.read(layer, torch.from_numpy(elsewhere))
@@ -125,7 +141,7 @@ def test_scatter_undoes_gather_byte_for_byte(layout, start, stop):
     before = _payload(sink, others)
     outside = [_payload(sink, there, 0, start), _payload(sink, there, stop)]
     payload = _payload(source, here, start, stop)
-    sink.scatter(there, start, stop, payload)
+    sink.scatter(there, _part(sink, start, stop), payload)
     assert torch.equal(_payload(sink, there, start, stop), payload)
     assert torch.equal(_payload(sink, others), before)
     after = [_payload(sink, there, 0, start), _payload(sink, there, stop)]
@@ -138,24 +154,24 @@ def test_a_payload_must_fit(layout):
     slots = np.asarray([4, 5], dtype=np.int64)
     short = torch.empty(2 * layout.bytes_per_token - 1, dtype=torch.uint8)
     with pytest.raises(AssertionError, match="exceeds"):
-        pool.gather(slots, 0, 3, short)
+        pool.gather(slots, layout.whole, short)
     with pytest.raises(AssertionError, match="lacks"):
-        pool.scatter(slots, 0, 3, short)
+        pool.scatter(slots, layout.whole, short)
     nothing = np.empty(0, dtype=np.int64)
-    assert pool.gather(nothing, 0, 3, short) == 0
-    pool.scatter(nothing, 0, 3, short)
+    assert pool.gather(nothing, layout.whole, short) == 0
+    pool.scatter(nothing, layout.whole, short)
 
 
 @pytest.mark.parametrize("layout", mha_layouts(4), ids=layout_name)
 def test_arrangements_exchange_payloads(layout):
     (turned,) = (order for order in KvArrangement if order is not layout.arrangement)
     other = dataclasses.replace(layout, arrangement=turned)
-    assert other.layout_hash == layout.layout_hash
+    assert other.exchange_hash() == layout.exchange_hash()
     source, sink = build_kv_pool(layout, NUM_SLOTS), build_kv_pool(other, NUM_SLOTS)
     here, there = _slots(1, 6, layout), _slots(2, 6, layout)
     for layer in range(3):
         source.write(layer, torch.from_numpy(here), *vectors_of(layout, 6, layer))
-    sink.scatter(there, 0, 3, _payload(source, here))
+    sink.scatter(there, layout.whole, _payload(source, here))
     for layer in range(3):
         ours = source.read(layer, torch.from_numpy(here))
         theirs = sink.read(layer, torch.from_numpy(there))
@@ -164,7 +180,52 @@ def test_arrangements_exchange_payloads(layout):
 
 def test_layouts_of_other_bytes_do_not_exchange():
     layouts = [*all_layouts(1), *all_layouts(4)]
-    formats = {
-        (type(layout), layout.dtype, layout.page_size): layout.layout_hash for layout in layouts
-    }
-    assert len(set(formats.values())) == len(formats) == 2 * 2 * 6
+    formats = {(type(layout), layout.dtype): layout.exchange_hash() for layout in layouts}
+    assert len(set(formats.values())) == len(formats) == 2 * 6
+    pages = {(*key, size) for key in formats for size in (1, 4)}
+    assert len({layout.page_hash for layout in layouts}) == len(pages)
+
+
+def _shards(pool, ranks):
+    """Pools that share the heads of `pool`, and hold what it holds."""
+    heads = pool.layout.heads // ranks
+    shards = []
+    for first in range(0, pool.layout.heads, heads):
+        layout = dataclasses.replace(pool.layout, num_kv_heads=heads)
+        shards.append(build_kv_pool(layout, NUM_SLOTS))
+        # Heads are the fourth dimension in either arrangement.
+        shards[-1].buffer.copy_(pool.buffer[:, :, :, first : first + heads])
+    return shards
+
+
+def _overlaps(source_ranks, sink_ranks):
+    """(source, its part, sink, its part) for each pair of ranks that share heads; 3 layers."""
+    per_source, per_sink = HEADS // source_ranks, HEADS // sink_ranks
+    for source, sink in itertools.product(range(source_ranks), range(sink_ranks)):
+        start = max(source * per_source, sink * per_sink)
+        stop = min((source + 1) * per_source, (sink + 1) * per_sink)
+        if start < stop:
+            ours, theirs = (
+                KvPart(0, 3, start - rank * per_rank, stop - rank * per_rank)
+                for rank, per_rank in ((source, per_source), (sink, per_sink))
+            )
+            yield source, ours, sink, theirs
+
+
+@pytest.mark.parametrize("ranks", [*itertools.product((1, 2, 4), repeat=2)], ids=str)
+@pytest.mark.parametrize("sink_order", KvArrangement)
+@pytest.mark.parametrize("layout", mha_layouts(4), ids=layout_name)
+def test_heads_are_cut_anew_between_shards(layout, sink_order, ranks):
+    """As if both sides were unsharded, whatever the arrangements and page sizes."""
+    layout = dataclasses.replace(layout, num_kv_heads=HEADS)
+    source = _random_pool(layout, 1)
+    sink = _random_pool(dataclasses.replace(layout, arrangement=sink_order, page_size=8), 2)
+    here, there = _slots(3, 6, source.layout), _slots(4, 6, sink.layout)
+    sources, sinks = _shards(source, ranks[0]), _shards(sink, ranks[1])
+    assert sources[0].layout.exchange_hash(ranks[0]) == sinks[0].layout.exchange_hash(ranks[1])
+    for rank, part, sink_rank, sink_part in _overlaps(*ranks):
+        sinks[sink_rank].scatter(there, sink_part, _gathered(sources[rank], here, part))
+    sink.scatter(there, layout.whole, _payload(source, here))
+    for shard, expected in zip(sinks, _shards(sink, ranks[1]), strict=True):
+        assert torch.equal(_bits(shard), _bits(expected))
+    assert torch.equal(_payload(sink, there), _payload(source, here))

@@ -24,9 +24,8 @@ HND = KvArrangement.HND
 def _stored(cache, kv, length) -> torch.Tensor:
     """uint8: the payload of a request's tokens, as its pool stores them."""
     out = torch.empty(length * cache.layout.bytes_per_token, dtype=torch.uint8)
-    assert cache.pool.gather(cache.slots(kv, 0, length), 0, cache.layout.num_layers, out) == len(
-        out
-    )
+    slots = cache.slots(kv, 0, length)
+    assert cache.pool.gather(slots, cache.layout.whole, out) == len(out)
     return out
 
 

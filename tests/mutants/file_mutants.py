@@ -40,8 +40,8 @@ FILE_MUTANTS = (
         "digest-without-extra-key",
         "Files are shared only within an extra key.",
         _FORMAT,
-        'root = f"{len(layout_hash)} {layout_hash}{extra_key}".encode()',
-        'root = f"{len(layout_hash)} {layout_hash}".encode()',
+        'root = f"{len(page_hash)} {page_hash}{extra_key}".encode()',
+        'root = f"{len(page_hash)} {page_hash}".encode()',
         _FORMAT_TESTS,
     ),
     Mutant(

@@ -231,7 +231,7 @@ class FuzzWorker:
         session = FakeSession(True, self.events.append, self.buffer_bytes)
         self.sessions.append(session)
         buffer_bytes = self.rng.choice([0, self.layout.bytes_per_token, 2**40, 2**64 - 1])
-        hello = m.Hello(WorkerId("theirs"), THEIRS, self.layout.layout_hash, buffer_bytes)
+        hello = m.Hello(WorkerId("theirs"), THEIRS, self.layout.exchange_hash(), buffer_bytes)
         self.events.append(SessionOpened(session, hello))
 
     def new_key(self, source: Incarnation, sink: Incarnation) -> HandoffKey:
@@ -329,7 +329,7 @@ class FuzzWorker:
         return self.rng.choice(NUMBERS)
 
     def _layout_hash(self) -> str:
-        return self.rng.choice([self.layout.layout_hash, "other"])
+        return self.rng.choice([self.layout.exchange_hash(), "other"])
 
     def _some_key(self) -> HandoffKey:
         known = [*self.fetched[-4:], *self.asked[-4:]]
@@ -348,7 +348,7 @@ class FuzzWorker:
         key, handoff = self.rng.choice(open_)
         core = handoff.core
         if core.state in (SinkState.REQUESTED, SinkState.WAITING):
-            return m.Ready(key, core.prompt_tokens, self.layout.layout_hash, 0)
+            return m.Ready(key, core.prompt_tokens, self.layout.exchange_hash(), 0)
         if core.announced_tokens < core.prompt_tokens:
             start = core.announced_tokens
             stop = min(core.prompt_tokens, start + self.rng.randint(1, 9))
@@ -368,7 +368,7 @@ class FuzzWorker:
             key = self.new_key(OURS, THEIRS)
             self.asked.append(key)
             prompt = prompt_of(self.rng.randint(1, PROMPT_MAX), self.names)
-            return m.Prefill(key, prompt, SamplingParams(), PLAIN_USE, self.layout.layout_hash)
+            return m.Prefill(key, prompt, SamplingParams(), PLAIN_USE, self.layout.exchange_hash())
         key, handoff = self.rng.choice(open_)
         if handoff.core.state is SourceState.COMPLETED:
             return m.Received(key)

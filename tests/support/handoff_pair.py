@@ -388,6 +388,6 @@ def fill_kv(cache: KVCache, kv: RequestKV, prompt: TokenIds, start: int, stop: i
 def read_kv(cache: KVCache, kv: RequestKV, start: int, stop: int) -> torch.Tensor:
     layout = cache.layout
     out = torch.empty((stop - start) * layout.bytes_per_token, dtype=torch.uint8)
-    cache.pool.gather(cache.slots(kv, start, stop), 0, layout.num_layers, out)
+    cache.pool.gather(cache.slots(kv, start, stop), layout.whole, out)
     shape = (layout.num_layers, 2, stop - start, layout.num_kv_heads, layout.head_dim)
     return out.view(torch.float32).view(shape)

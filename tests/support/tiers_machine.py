@@ -119,8 +119,8 @@ class TiersMachine(RuleBasedStateMachine):
         files = self.cache.tier.files
         if files is None:
             return held
-        layout_hash = self.cache.layout.layout_hash
-        for digest in page_digests(layout_hash, extra, tokens[:-1], self.size)[held // self.size :]:
+        page_hash = self.cache.layout.page_hash
+        for digest in page_digests(page_hash, extra, tokens[:-1], self.size)[held // self.size :]:
             if not files.files.has(digest):
                 break
             held += self.size

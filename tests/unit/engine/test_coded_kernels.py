@@ -46,7 +46,7 @@ def test_attention_to_one_token_is_its_value(dtype: KvDType, arrangement: KvArra
     pool = build_kv_pool(layout, TOKENS * 16)
     slots = np.arange(TOKENS, dtype=np.int64) * 16 + 16
     keys = torch.zeros(TOKENS, layout.unit_bytes, dtype=torch.uint8)
-    pool.scatter(slots, 0, 1, torch.cat([keys, _patterns(dtype)]).view(-1))
+    pool.scatter(slots, layout.whole, torch.cat([keys, _patterns(dtype)]).view(-1))
     table = slots[:, None].astype(np.int32)
     ones = [1] * TOKENS
     metadata = build_attention_metadata(table, list(range(TOKENS)), ones, ones, 16)

@@ -43,8 +43,9 @@ def _slots(seed):
 
 
 def _payload(pool, slots):
-    out = torch.empty(pool.payload_bytes(len(slots), 0, pool.layout.num_layers), dtype=torch.uint8)
-    pool.gather(slots, 0, pool.layout.num_layers, out)
+    whole = pool.layout.whole
+    out = torch.empty(pool.payload_bytes(len(slots), whole), dtype=torch.uint8)
+    pool.gather(slots, whole, out)
     return out
 
 

@@ -341,9 +341,10 @@ def test_a_handoff_moves_exactly_the_missing_tokens(page_size):
     assert resume_at == page_size
     slots = sink.extend(received, len(text))
     payload = torch.empty(1 << 20, dtype=torch.uint8)
-    used = source.pool.gather(source.slots(sent, resume_at, len(text)), 0, 2, payload)
+    whole = source.layout.whole
+    used = source.pool.gather(source.slots(sent, resume_at, len(text)), whole, payload)
     assert used == (len(text) - resume_at) * source.layout.bytes_per_token
-    sink.pool.scatter(slots, 0, 2, payload[:used])
+    sink.pool.scatter(slots, whole, payload[:used])
     sink.commit(received, len(text))
     sink.adopt(received)
     assert_reads_its_tokens(sink, received, text)

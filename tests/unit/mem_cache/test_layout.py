@@ -4,7 +4,7 @@ import pytest
 
 from kvferry.config import DType, KvArrangement, KvDType
 from kvferry.errors import ConfigError
-from mem_cache.layout import KvLayout, kv_dtype
+from mem_cache.layout import KvLayout, KvPart, kv_dtype
 
 SMOL = KvLayout(num_layers=30, num_kv_heads=3, head_dim=64, dtype=KvDType.FLOAT32, page_size=16)
 
@@ -35,17 +35,46 @@ def test_bytes_per_token_of_smollm2(dtype, expected):
         {"dtype": KvDType.INT8},
         {"dtype": KvDType.FLOAT8_E4M3},
         {"dtype": KvDType.FLOAT8_E5M2},
-        {"page_size": 1},
     ],
 )
-def test_layout_hash_differs_where_bytes_or_pages_do(change):
-    assert dataclasses.replace(SMOL, **change).layout_hash != SMOL.layout_hash
+def test_identities_differ_where_bytes_do(change):
+    other = dataclasses.replace(SMOL, **change)
+    assert other.exchange_hash() != SMOL.exchange_hash()
+    assert other.page_hash != SMOL.page_hash
 
 
-def test_layout_hash_is_a_function_of_the_values():
-    assert dataclasses.replace(SMOL).layout_hash == SMOL.layout_hash
-    # Pinned: two builds must agree on it, or no handoff between them would start.
-    assert SMOL.layout_hash == "0bf6df7c5c66509f"
+def test_identities_are_functions_of_the_values():
+    # Pinned: two builds must agree on them, or no handoff between them would start and no file
+    # of the one would be found by the other.
+    assert SMOL.exchange_hash() == "ce60d772aedfa4bf"
+    assert SMOL.page_hash == "0bf6df7c5c66509f"
+    assert dataclasses.replace(SMOL).exchange_hash() == SMOL.exchange_hash()
+
+
+def test_pages_are_not_exchanged_but_kept_in_files():
+    other = dataclasses.replace(SMOL, page_size=1)
+    assert other.exchange_hash() == SMOL.exchange_hash()
+    assert other.page_hash != SMOL.page_hash
+
+
+def test_ranks_share_the_heads_of_a_worker():
+    halves = dataclasses.replace(SMOL, num_kv_heads=2)
+    assert halves.exchange_hash(ranks=3) == dataclasses.replace(SMOL, num_kv_heads=6).exchange_hash(
+        ranks=1
+    )
+    assert halves.exchange_hash(ranks=3) == SMOL.exchange_hash(ranks=2)
+    assert halves.exchange_hash(ranks=2) != SMOL.exchange_hash(ranks=2)
+
+
+def test_whole_is_every_layer_and_head():
+    assert SMOL.whole == KvPart(0, 30, 0, 3)
+    assert (SMOL.whole.layers, SMOL.whole.heads) == (30, 3)
+
+
+@pytest.mark.parametrize("part", [(2, 1, 0, 1), (-1, 1, 0, 1), (0, 1, 2, 1), (0, 1, -1, 1)])
+def test_a_part_is_in_order(part):
+    with pytest.raises(AssertionError, match="no such"):
+        KvPart(*part)
 
 
 def test_rounding_to_pages():
@@ -59,7 +88,9 @@ def test_sizes_are_positive():
 
 
 def test_arrangement_is_not_exchanged():
-    assert dataclasses.replace(SMOL, arrangement=KvArrangement.HND).layout_hash == SMOL.layout_hash
+    turned = dataclasses.replace(SMOL, arrangement=KvArrangement.HND)
+    assert turned.exchange_hash() == SMOL.exchange_hash()
+    assert turned.page_hash == SMOL.page_hash
 
 
 @pytest.mark.parametrize("model", list(DType))

@@ -42,11 +42,18 @@ def test_each_part_has_its_own_scale():
 
 
 @pytest.mark.parametrize("change", [{"kv_lora_rank": 12}, {"qk_rope_head_dim": 8}])
-def test_layout_hash_differs_where_bytes_do(change):
-    assert dataclasses.replace(SMALL, **change).layout_hash != SMALL.layout_hash
+def test_identities_differ_where_bytes_do(change):
+    other = dataclasses.replace(SMALL, **change)
+    assert other.exchange_hash() != SMALL.exchange_hash()
+    assert other.page_hash != SMALL.page_hash
 
 
-def test_layout_hash_tells_where_the_parts_meet():
+def test_every_rank_holds_the_whole_latent():
+    assert SMALL.exchange_hash(ranks=4) == SMALL.exchange_hash()
+
+
+def test_identities_tell_where_the_parts_meet():
     turned = dataclasses.replace(SMALL, kv_lora_rank=4, qk_rope_head_dim=8)
     assert turned.bytes_per_token == SMALL.bytes_per_token
-    assert turned.layout_hash != SMALL.layout_hash
+    assert turned.exchange_hash() != SMALL.exchange_hash()
+    assert turned.page_hash != SMALL.page_hash

@@ -19,8 +19,8 @@ PAGE_BYTES = len(PAGE)
 DIGEST = bytes(range(32))
 
 
-def header(layout_hash="layout", digest=DIGEST, tokens=TOKENS, page_bytes=PAGE_BYTES):
-    return page_header(layout_hash, digest, tokens, page_bytes)
+def header(page_hash="layout", digest=DIGEST, tokens=TOKENS, page_bytes=PAGE_BYTES):
+    return page_header(page_hash, digest, tokens, page_bytes)
 
 
 def written() -> bytes:
@@ -51,7 +51,7 @@ def test_the_checksum_is_of_everything_before_it():
 @pytest.mark.parametrize(
     "other",
     [
-        {"layout_hash": "other"},
+        {"page_hash": "other"},
         {"digest": bytes(32)},
         {"tokens": tokens_of([7, 8, 9, 11]).tobytes()},
         {"tokens": TOKENS[:-4]},
