@@ -98,7 +98,11 @@ class LinkFactory(Protocol):
         ...
 
     def open_receiver(
-        self, name: str, channel: LinkChannel, lane: int, desk: ReceiveDesk,
+        self,
+        name: str,
+        channel: LinkChannel,
+        lane: int,
+        desk: ReceiveDesk,
         listener: ReceiverListener,
     ) -> LinkEnd:
         """Start building the sink's end, which gives what comes to `desk`."""
