@@ -150,8 +150,9 @@ class HandoffDriver:
         """Have `source` compute `prompt` and move its KV here.
 
         With `held_only` the source sends what its cache holds of the beginning, computes nothing
-        and chooses no token. Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted. Raises
-        `DuplicateRequest`, and nothing begins, if `key` has been fetched before.
+        and chooses no token. Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`,
+        unless aborted. Raises `DuplicateRequest`, and nothing begins, if `key` has been fetched
+        before.
         """
         self._sink.fetch(key, source, prompt, sampling, cache_use, held_only=held_only)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from kv_transfer.protocol.coverage import Coverage
 from kv_transfer.protocol.errors import BadMessage
 from mem_cache.layout import KvPart
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from kv_transfer.chunk_header import ChunkHeader
+    from kv_transfer.protocol.coverage import Coverage
     from kv_transfer.protocol.lanes import Heads
     from kvferry.ids import SlotIndices
     from mem_cache.kv_pool import KvPool
@@ -131,9 +131,7 @@ class ReceiveDesk:
             return TakenChunk(header, ChunkFate.SCATTERED, stream.remaining)
 
 
-def _scatter(
-    stream: IncomingStream, lane: int, header: ChunkHeader, payload: torch.Tensor
-) -> None:
+def _scatter(stream: IncomingStream, lane: int, header: ChunkHeader, payload: torch.Tensor) -> None:
     target = stream.lanes.get(lane)
     if target is None:
         raise BadMessage(f"a payload on lane {lane}, which carries nothing of this handoff")

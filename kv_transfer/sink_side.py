@@ -427,9 +427,7 @@ class SinkSide:
             handoff.peer.session.desk.forget(stream)
             del handoff.peer.receiving[stream.number]
 
-    def _deliver_first_tokens(
-        self, handoff: _Incoming, tokens: tuple[OutputToken, ...]
-    ) -> None:
+    def _deliver_first_tokens(self, handoff: _Incoming, tokens: tuple[OutputToken, ...]) -> None:
         core = handoff.core
         try:
             self._require_host().first_tokens(core.key, tokens)

@@ -253,9 +253,7 @@ def _require_generation(generation: int) -> None:
 
 def _complete(message: pb.HandoffMessage) -> Complete:
     complete = message.complete
-    return Complete(
-        key_from_wire(complete.key), complete.tokens, complete.link_generation or None
-    )
+    return Complete(key_from_wire(complete.key), complete.tokens, complete.link_generation or None)
 
 
 def _abort(message: pb.HandoffMessage) -> Abort:

@@ -48,7 +48,7 @@ class SinkCore:
     `IllegalEvent` or `BadMessage` without having changed anything.
     """
 
-    def __init__(  # noqa: PLR0913  # what both sides have agreed on, one by one
+    def __init__(
         self,
         key: HandoffKey,
         prompt_tokens: int,
@@ -103,9 +103,7 @@ class SinkCore:
 
     # --- what the source says ---
 
-    def on_message(
-        self, message: Ready | FirstToken | Complete | Abort, now_s: float
-    ) -> Effects:
+    def on_message(self, message: Ready | FirstToken | Complete | Abort, now_s: float) -> Effects:
         """A message of the source for this handoff."""
         match message:
             case Ready():

@@ -53,7 +53,7 @@ class SourceCore:
     `IllegalEvent` or `BadMessage` without having changed anything.
     """
 
-    def __init__(  # noqa: PLR0913  # what both sides have agreed on, one by one
+    def __init__(
         self,
         key: HandoffKey,
         prompt_tokens: int,
