@@ -153,6 +153,9 @@ class Session:
             reason = f"no greeting within {SESSION_CONNECT_TIMEOUT_S:g} s"
         except grpc.RpcError as error:
             reason = _rpc_reason(error)
+        except asyncio.InvalidStateError as error:
+            # What gRPC says of a write to a call that has just ended.
+            reason = f"the stream has ended: {error}"
         except KvferryError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001  # outermost frame: it ends with the reason
