@@ -3,7 +3,8 @@
 | method | thread | when |
 |---|---|---|
 | fetch, abort_fetch | engine | the sink's host wants KV, or no longer |
-| scheduled, computed, finished, abort_source | engine | the source's host makes progress |
+| scheduled, held, computing, computed, finished | engine | the source's host makes progress |
+| abort_source | engine | the source's host gives up |
 | handle | engine | an event came through `post` |
 | tick, next_deadline | engine | between steps |
 | handoffs_open, counters, link_bytes_per_s | engine | for load reports |
@@ -19,31 +20,28 @@ from typing import TYPE_CHECKING, Any
 
 from kv_transfer.endpoint import Endpoint
 from kv_transfer.events import (
+    ChunkTaken,
+    LinkBuilt,
     LinkFailed,
     MessageCame,
-    PayloadArrived,
     PayloadSent,
-    ReceiverBuilt,
-    ReceivesPosted,
-    SenderBuilt,
     SessionLost,
     SessionOpened,
 )
-from kv_transfer.gloo_link import GlooLinkFactory
+from kv_transfer.links.choice import build_factories, host_fingerprint
 from kv_transfer.protocol.deadlines import build_deadlines
 from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
     Busy,
-    Chunk,
     Closed,
     Complete,
-    Credit,
     FirstToken,
     Grant,
     Hello,
     LinkDown,
     LinkRendezvous,
+    LinkSignal,
     Prefill,
     Ready,
     Received,
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kv_transfer.hosts import SinkHost, SourceHost
-    from kv_transfer.link import LinkFactory
+    from kv_transfer.links.interface import LinkFactory
     from kv_transfer.protocol.key import HandoffKey
     from kvferry.cache_key import CacheUse
     from kvferry.clock import Clock
@@ -68,6 +66,7 @@ if TYPE_CHECKING:
     from kvferry.ids import Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
+    from mem_cache.kv_pool import KvPool
     from mem_cache.request_kv import RequestKV
 
 
@@ -85,33 +84,39 @@ class HandoffDriver:
         post: Callable[[object], None],
         loop: asyncio.AbstractEventLoop,
         link_host: str = "127.0.0.1",
-        link_factory: LinkFactory | None = None,
+        factories: Mapping[str, LinkFactory] | None = None,
+        rank_pools: tuple[KvPool, ...] = (),
+        trace: Callable[[str, HandoffKey, str], None] | None = None,
         source_host: SourceHost | None = None,
         sink_host: SinkHost | None = None,
-        trace: Callable[[str, HandoffKey, str], None] | None = None,
     ) -> None:
-        """`link_host` is the local address that links bind; `link_factory` replaces Gloo.
+        """`link_host` is the local address that links bind; `factories` replace the transports.
 
-        Raises `ConfigError` if a staging buffer does not hold the KV of one token.
+        `rank_pools`: the pools of all tensor-parallel ranks, that of `kv_cache` first, if there
+        are several. Raises `ConfigError` if a staging buffer does not hold the KV of one token.
         """
-        if config.staging_buffer_bytes < kv_cache.layout.bytes_per_token:
+        pools = rank_pools or (kv_cache.pool,)
+        layout = kv_cache.layout
+        if config.staging_buffer_bytes < layout.bytes_per_token:
             raise ConfigError(
                 "handoff.staging_buffer_bytes",
                 f"is {config.staging_buffer_bytes}; one token has"
-                f" {kv_cache.layout.bytes_per_token} bytes of KV",
+                f" {layout.bytes_per_token} bytes of KV",
             )
         hello = Hello(
-            worker_id, incarnation, kv_cache.layout.exchange_hash(), config.staging_buffer_bytes
+            worker_id,
+            incarnation,
+            layout.exchange_hash(len(pools)),
+            config.staging_buffer_bytes,
+            heads=layout.heads * len(pools),
+            ranks=len(pools),
+            host=host_fingerprint(config),
         )
         deadlines = build_deadlines(config.link_timeout_s)
-        self._endpoint = Endpoint(hello, kv_cache, config, clock, deadlines, trace=trace)
-        factory = link_factory or GlooLinkFactory(
-            link_host,
-            config.link_timeout_s,
-            config.staging_buffers,
-            config.staging_buffer_bytes,
-        )
-        self._hub = SessionHub(hello, loop, post, factory, config.link_timeout_s)
+        self._endpoint = Endpoint(hello, kv_cache, pools, config, clock, deadlines, trace)
+        if factories is None:
+            factories = build_factories(config, link_host)
+        self._hub = SessionHub(hello, loop, post, factories, config.link_timeout_s, clock)
         self._source = SourceSide(self._endpoint)
         self._sink = SinkSide(self._endpoint, self._hub)
         self.set_hosts(source_host, sink_host)
@@ -119,11 +124,9 @@ class HandoffDriver:
             SessionOpened: self._on_session_opened,
             MessageCame: self._on_message,
             SessionLost: self._on_session_lost,
-            SenderBuilt: self._source.link_built,
+            LinkBuilt: self._on_link_built,
             PayloadSent: self._source.payload_sent,
-            ReceiverBuilt: self._sink.link_built,
-            ReceivesPosted: self._sink.receives_posted,
-            PayloadArrived: self._sink.payload_arrived,
+            ChunkTaken: self._sink.chunk_taken,
             LinkFailed: self._on_link_failed,
         }
 
@@ -141,13 +144,17 @@ class HandoffDriver:
         prompt: TokenIds,
         sampling: SamplingParams,
         cache_use: CacheUse,
+        *,
+        held_only: bool = False,
     ) -> None:
         """Have `source` compute `prompt` and move its KV here.
 
-        Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`, unless aborted. Raises
-        `DuplicateRequest`, and nothing begins, if `key` has been fetched before.
+        With `held_only` the source sends what its cache holds of the beginning, computes nothing
+        and chooses no token. Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`,
+        unless aborted. Raises `DuplicateRequest`, and nothing begins, if `key` has been fetched
+        before.
         """
-        self._sink.fetch(key, source, prompt, sampling, cache_use)
+        self._sink.fetch(key, source, prompt, sampling, cache_use, held_only=held_only)
 
     def abort_fetch(self, key: HandoffKey, reason: str) -> None:
         """End it here and now. No callback follows; the host releases its slots itself."""
@@ -159,13 +166,21 @@ class HandoffDriver:
         """The prompt has a row and slots, `hit_tokens` of it cached in any tier. Pins `kv`."""
         self._source.scheduled(key, kv, hit_tokens)
 
+    def held(self, key: HandoffKey, kv: RequestKV) -> None:
+        """What is committed of `kv` is what this worker holds of a `held_only` prompt. Pins it."""
+        self._source.held(key, kv)
+
+    def computing(self, key: HandoffKey, tokens: int, layers: int) -> None:
+        """A step has written tokens [0, tokens) in layers [0, layers): those may leave."""
+        self._source.computing(key, tokens, layers)
+
     def computed(self, key: HandoffKey, tokens: int) -> None:
-        """`kv.committed_len` has reached `tokens`: chunks may leave."""
+        """`kv.committed_len` has reached `tokens`: they may leave."""
         self._source.computed(key, tokens)
 
-    def finished(self, key: HandoffKey, first_token: OutputToken) -> None:
-        """The prompt is computed, and this is the token after it."""
-        self._source.finished(key, first_token)
+    def finished(self, key: HandoffKey, first_tokens: tuple[OutputToken, ...]) -> None:
+        """The prompt is computed, and these are the tokens after it, one per sample."""
+        self._source.finished(key, first_tokens)
 
     def abort_source(self, key: HandoffKey, reason: str) -> None:
         """Our own failure. Unpins; no callback follows; the host releases its slots itself."""
@@ -241,6 +256,10 @@ class HandoffDriver:
         else:
             self._sink.session_lost(event.session, event.reason)
 
+    def _on_link_built(self, event: LinkBuilt) -> None:
+        side = self._source if event.session.is_source else self._sink
+        side.link_built(event)
+
     def _on_link_failed(self, event: LinkFailed) -> None:
         side = self._source if event.session.is_source else self._sink
         side.link_failed(event.session, event.generation, event.reason)
@@ -252,13 +271,13 @@ class HandoffDriver:
             case Abort() | Aborted() | LinkDown():
                 side = self._source if session.is_source else self._sink
                 side.on_message(session, message)
-            case Prefill() | Grant() | Busy() | Received() | Credit() if session.is_source:
+            case Prefill() | Grant() | Busy() | Received() if session.is_source:
                 self._source.on_message(session, message)
-            case Ready() | Chunk() | FirstToken() | Complete() | Closed() | LinkRendezvous() if (
+            case Ready() | FirstToken() | Complete() | Closed() | LinkRendezvous() if (
                 not session.is_source
             ):
                 self._sink.on_message(session, message)
-            case LinkRendezvous():
+            case LinkRendezvous() | LinkSignal():
                 """The loop thread has given it to the link."""
             case _:
                 self._endpoint.counters["illegal_messages"] += 1

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
     from kvferry.config import HandoffConfig
     from mem_cache.kv_cache import KVCache
+    from mem_cache.kv_pool import KvPool
 
 
 @dataclass(slots=True)
@@ -23,11 +24,17 @@ class Endpoint:
 
     hello: Hello
     kv_cache: KVCache
+    pools: tuple[KvPool, ...]
+    """One per tensor-parallel rank, each with its share of the heads of every slot."""
     config: HandoffConfig
     clock: Clock
     deadlines: Deadlines
+    trace: Callable[[str, HandoffKey, str], None] | None = None
+    """Told every change of state: side, key, new state."""
     counters: Counter[str] = field(default_factory=Counter)
     """What happened, counted since the start. Names are in `docs/handoff.md`."""
-    trace: Callable[[str, HandoffKey, str], None] | None = None
-    """Told of every state that a handoff enters, the first one included, before the effects of
-    the change: "source" or "sink", key, the value of the state."""
+
+    def tell(self, side: str, key: HandoffKey, state: str) -> None:
+        """Trace, if anyone wants it."""
+        if self.trace is not None:
+            self.trace(side, key, state)

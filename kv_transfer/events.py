@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
-    from kv_transfer.link import ReceivingLink, SendingLink
+    from kv_transfer.incoming import TakenChunk
     from kv_transfer.protocol.messages import Hello, SessionMessage
     from kv_transfer.session import Session
 
@@ -38,50 +36,31 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SenderBuilt:
-    """The source's end of a link generation exists."""
+class LinkBuilt:
+    """Every lane of a link generation exists at this end."""
 
     session: Session
     generation: int
-    link: SendingLink
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadSent:
-    """A payload has left its staging buffer."""
+    """A payload of the source has left its staging buffer."""
 
     session: Session
     generation: int
-    seq: int
+    stream: int
+    payload_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReceiverBuilt:
-    """The sink's end of a link generation exists, with a receive posted in `buffers` buffers."""
+class ChunkTaken:
+    """The sink's desk has dealt with a payload at `taken_at_s`."""
 
     session: Session
     generation: int
-    link: ReceivingLink
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReceivesPosted:
-    """So many credits have been sent to the peer."""
-
-    session: Session
-    generation: int
-    buffers: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PayloadArrived:
-    """A payload is in a staging buffer, which is to be recycled."""
-
-    session: Session
-    generation: int
-    seq: int
-    buffer: int
-    payload: torch.Tensor
+    taken: TakenChunk
+    taken_at_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,10 +2,10 @@
 
 | interface | method | how often per handoff | side effect expected |
 |---|---|---|---|
-| SourceHost | start | once, first | queue the prompt |
+| SourceHost | start or start_held | once, first | queue the prompt; offer what is held |
 | | cancel or closed | at most one of them, last | stop, release |
 | SinkHost | reserve | once per offer | open an inbound request, or nothing |
-| | first_token | at most once, before the end | stream it |
+| | first_tokens | at most once, before the end | stream them |
 | | adopted or failed | one of them, unless the host aborted | run it, or release it |
 """
 
@@ -32,6 +32,13 @@ class SourceHost(Protocol):
         """Queue the prompt. Raise a `KvferryError` to refuse it: the sink is told."""
         ...
 
+    def start_held(self, key: HandoffKey, prompt: TokenIds, cache_use: CacheUse) -> None:
+        """Call the driver's `held` with what the cache has of the prompt, if it has anything.
+
+        Raise a `KvferryError` to refuse it.
+        """
+        ...
+
     def cancel(self, key: HandoffKey, reason: str) -> None:
         """Ended from outside and unpinned: stop computing, release. What is computed may stay
         in the cache."""
@@ -53,10 +60,10 @@ class SinkHost(Protocol):
         """
         ...
 
-    def first_token(self, key: HandoffKey, token: OutputToken) -> None:
-        """Stream it at once; the KV is still under way.
+    def first_tokens(self, key: HandoffKey, tokens: tuple[OutputToken, ...]) -> None:
+        """Stream them at once, one per sample; the KV is still under way.
 
-        Raise a `KvferryError` if it cannot be: the handoff fails, and `failed` follows.
+        Raise a `KvferryError` if that cannot be: the handoff fails, and `failed` follows.
         """
         ...
 

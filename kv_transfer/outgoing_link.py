@@ -2,67 +2,62 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-from kv_transfer.protocol.link import SendingLinkCore
-from kv_transfer.protocol.states import LinkState
-from kv_transfer.staging import StagingRing
+from kv_transfer.outgoing import OutgoingStream, SendQueue
+from kv_transfer.protocol.link import LinkCore
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
 
     from kv_transfer.endpoint import Endpoint
-    from kv_transfer.link import SendingLink
+    from kv_transfer.protocol.lanes import Lane
+    from kv_transfer.protocol.region import Region
+    from kvferry.ids import SlotIndices
 
 
 class OutgoingLink:
-    """Credits, staging buffers and the payloads in flight of one generation."""
+    """The lanes of one generation, and what is under way on all of them."""
 
     def __init__(
-        self, generation: int, endpoint: Endpoint, payload_bytes_max: int, now_s: float
+        self,
+        generation: int,
+        endpoint: Endpoint,
+        lanes: Sequence[Lane],
+        payload_bytes_max: int,
+        now_s: float,
     ) -> None:
-        self.core = SendingLinkCore(generation, endpoint.deadlines, now_s)
-        self.chunk_tokens = payload_bytes_max // endpoint.kv_cache.layout.bytes_per_token
-        """Tokens of all layers that fit one staging buffer here and at the sink."""
-        self._ring = StagingRing(endpoint.config.staging_buffers, payload_bytes_max)
-        self._in_flight: deque[tuple[int, int]] = deque()
-        self._link: SendingLink | None = None
+        """`payload_bytes_max`: what fits a staging buffer of either side."""
+        self.core = LinkCore(generation, endpoint.deadlines, now_s)
+        self.queues = tuple(
+            SendQueue(payload_bytes_max, checksums=endpoint.config.checksums) for _ in lanes
+        )
+        self._lanes = tuple(lanes)
+        self._pools = endpoint.pools
 
-    def attach(self, link: SendingLink) -> None:
-        """The local end exists."""
-        self._link = link
+    def open_streams(self, number: int) -> tuple[OutgoingStream, ...]:
+        """One handoff's streams, one per lane. `number` is what the sink calls it."""
+        return tuple(
+            OutgoingStream(number, self._pools[lane.source_rank], lane.source_heads)
+            for lane in self._lanes
+        )
 
-    def credit(self, buffers: int, now_s: float) -> None:
-        """The peer has posted receives; the first ones say that the link is up."""
-        if self.core.state is LinkState.BUILDING:
-            self.core.built(now_s)
-        self.core.credit(buffers)
+    def cells_per_payload(self) -> int:
+        """Cells (a token in a layer) that fill a staging buffer on the lane with most heads."""
+        layout = self._pools[0].layout
+        heads = max(lane.source_heads.stop - lane.source_heads.start for lane in self._lanes)
+        cell_bytes = layout.planes * heads * layout.unit_bytes
+        return max(1, self.queues[0].buffer_bytes // cell_bytes)
 
-    @property
-    def can_send(self) -> bool:
-        """Whether there is credit and a staging buffer."""
-        return self._link is not None and self.core.can_send and self._ring.free > 0
+    def submit(
+        self, streams: Sequence[OutgoingStream], region: Region, slots: SlotIndices, now_s: float
+    ) -> None:
+        """Let a region leave on all lanes."""
+        for queue, stream in zip(self.queues, streams, strict=True):
+            self.core.posted(stream.bytes_of(region), now_s)
+            queue.submit(stream, region, slots)
 
-    def take(self) -> tuple[int, torch.Tensor]:
-        """A staging buffer to gather into: its index, and uint8 [buffer bytes]."""
-        index = self._ring.take()
-        return index, self._ring.buffer(index)
-
-    def post(self, buffer: int, now_s: float) -> int:
-        """Use one credit for the payload in `buffer`; its sequence number."""
-        seq = self.core.post(now_s)
-        self._in_flight.append((seq, buffer))
-        return seq
-
-    def send(self, seq: int, payload: torch.Tensor) -> None:
-        """Hand a posted payload to the link's thread."""
-        assert self._link is not None
-        self._link.send(seq, payload)
-
-    def completed(self, seq: int, now_s: float) -> None:
-        """The oldest payload has left."""
-        expected, buffer = self._in_flight.popleft()
-        assert expected == seq, f"payload {seq} left before {expected}"
-        self._ring.give_back(buffer)
-        self.core.completed(now_s)
+    def close_streams(self, streams: Sequence[OutgoingStream], now_s: float) -> None:
+        """After it returns nothing reads the slots of that handoff."""
+        for queue, stream in zip(self.queues, streams, strict=True):
+            self.core.done(queue.close_stream(stream), now_s)

@@ -1,7 +1,8 @@
 """One session: the control messages between two workers, on a bidirectional gRPC stream.
 
 The sink's worker opens it; the source's worker serves it. Everything here runs on the loop thread
-except `send`, `close` and `open_link`, which any thread may call and which never block.
+except `send`, `close`, `open_link` and `close_link`, which any thread may call and which never
+block.
 """
 
 from __future__ import annotations
@@ -13,18 +14,27 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from kv_transfer.events import LinkFailed, MessageCame, SessionLost, SessionOpened
+from kv_transfer.incoming import ReceiveDesk
 from kv_transfer.protocol.errors import IllegalEvent
-from kv_transfer.protocol.messages import Chunk, Hello, LinkDown, LinkRendezvous, SessionMessage
+from kv_transfer.protocol.lanes import lanes_between
+from kv_transfer.protocol.messages import (
+    Hello,
+    LinkDown,
+    LinkRendezvous,
+    LinkSignal,
+    SessionMessage,
+)
 from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
-from kv_transfer.session_links import LinkCensus, SessionLinks
+from kv_transfer.session_links import LinkSettings, SessionLinks
 from kv_transfer.wire import message_from_wire, message_to_wire
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from kv_transfer.link import LinkFactory
+    from kv_transfer.outgoing import SendQueue
+    from kv_transfer.protocol.lanes import Lane
     from kvferry.ids import Incarnation
     from kvferry.rpc.v1 import handoff_pb2 as pb
 
@@ -82,10 +92,7 @@ class Session:
         *,
         expected: Incarnation | None,
         loop: asyncio.AbstractEventLoop,
-        post: Callable[[object], None],
-        link_factory: LinkFactory,
-        link_timeout_s: float,
-        link_census: LinkCensus,
+        links: LinkSettings,
     ) -> None:
         """`expected`: the source's incarnation where we are the sink; None where we serve."""
         self.state = SessionState.CONNECTING
@@ -94,37 +101,47 @@ class Session:
         self._local = local
         self._expected = expected
         self._loop = loop
-        self._post = post
+        self._post = links.post
         self._outbox: asyncio.Queue[SessionMessage] = asyncio.Queue()
         self._closing = asyncio.Event()
         self._close_reason = "closed here"
-        self._links = SessionLinks(self, link_factory, link_timeout_s, post, link_census)
+        self.lanes: tuple[Lane, ...] = ()
+        """Written once, before `SessionOpened` is posted."""
+        self.desk = ReceiveDesk()
+        """Where the payloads of this session go, if we are its sink."""
+        self._links = SessionLinks(self, self.desk, links)
 
     # --- any thread ---
 
     def send(self, message: SessionMessage) -> None:
         """Queue a message, in order. On a lost session it goes nowhere, like any late message."""
-        self._on_loop(self._enqueue, message)
+        self.on_loop(self._enqueue, message)
 
     def close(self, reason: str) -> None:
         """End the session."""
-        self._on_loop(self._close, reason)
+        self.on_loop(self._close, reason)
 
-    def open_link(self, generation: int) -> None:
-        """Start the sending end of a link generation."""
-        self._on_loop(self._links.open_sender, generation)
+    def open_link(self, generation: int, transport: str, queues: Sequence[SendQueue]) -> None:
+        """Start the sending ends of a link generation, one per lane."""
+        self.on_loop(self._links.open_senders, generation, transport, queues)
 
     def close_link(self, generation: int, reason: str) -> None:
-        """End that link generation."""
-        self._on_loop(self._links.close_generation, generation, reason)
+        """End that link generation, and tell the peer."""
+        self.on_loop(self._links.close_generation, generation, reason)
 
-    def link_ended(self, generation: int, reason: str) -> None:
-        """A link generation has ended: tell the peer and the engine."""
-        self.send(LinkDown(generation, reason))
-        self._post(LinkFailed(self, generation, reason))
-        self._on_loop(self._links.ended)
+    def on_loop(self, function: Callable[..., None], *args: object) -> None:
+        """Call `function` on the loop thread, in order."""
+        if self._loop.is_closed():
+            _LOG.debug("session used after its loop has ended")
+            return
+        self._loop.call_soon_threadsafe(function, *args)
 
     # --- loop thread ---
+
+    def link_ended(self, generation: int, reason: str) -> None:
+        """A link generation has ended by itself: tell the peer and the engine."""
+        self._enqueue(LinkDown(generation, reason))
+        self._post(LinkFailed(self, generation, reason))
 
     async def run(self, stream: MessageStream) -> None:
         """Converse until either side ends it."""
@@ -136,6 +153,9 @@ class Session:
             reason = f"no greeting within {SESSION_CONNECT_TIMEOUT_S:g} s"
         except grpc.RpcError as error:
             reason = _rpc_reason(error)
+        except asyncio.InvalidStateError as error:
+            # What gRPC says of a write to a call that has just ended.
+            reason = f"the stream has ended: {error}"
         except KvferryError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001  # outermost frame: it ends with the reason
@@ -186,8 +206,17 @@ class Session:
                 f"KV layout {hello.layout_hash} of worker {hello.worker_id} is not"
                 f" that of {self._local.worker_id}, {self._local.layout_hash}"
             )
+        self.lanes = self._lanes_with(hello)
+        self._links.expect_lanes(len(self.lanes))
         self._advance(SessionEvent.GREETED)
         self._post(SessionOpened(self, hello))
+
+    def _lanes_with(self, peer: Hello) -> tuple[Lane, ...]:
+        ranks, heads = peer.ranks, self._local.heads
+        if ranks < 1 or heads % ranks:
+            raise WorkerUnavailable(f"worker {peer.worker_id} has {heads} heads on {ranks} ranks")
+        source, sink = (self._local, peer) if self.is_source else (peer, self._local)
+        return lanes_between(source.ranks, sink.ranks, heads)
 
     async def _read_all(self, stream: MessageStream) -> str:
         while True:
@@ -197,7 +226,7 @@ class Session:
             message = message_from_wire(raw)  # type: ignore[arg-type]  # EOF is excluded above
             # The engine hears of it first: what a link reports about it comes later.
             self._post(MessageCame(self, message))
-            if isinstance(message, LinkRendezvous | Chunk | LinkDown):
+            if isinstance(message, LinkRendezvous | LinkSignal | LinkDown):
                 self._links.on_message(message)
 
     async def _write_all(self, stream: MessageStream) -> str:
@@ -219,12 +248,6 @@ class Session:
         if not self._closing.is_set():
             self._close_reason = reason
             self._closing.set()
-
-    def _on_loop(self, function: Callable[..., None], *args: object) -> None:
-        if self._loop.is_closed():
-            _LOG.debug("session used after its loop has ended")
-            return
-        self._loop.call_soon_threadsafe(function, *args)
 
     def _advance(self, event: SessionEvent) -> None:
         target = SESSION_TRANSITIONS.get((self.state, event))

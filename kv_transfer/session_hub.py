@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import grpc
 
 from kv_transfer.session import SESSION_CHANNEL_OPTIONS, MessageStream, Session
-from kv_transfer.session_links import LinkCensus
+from kv_transfer.session_links import LinkCensus, LinkSettings
 from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, STOP_TIMEOUT_S
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
-    from kv_transfer.link import LinkFactory
+    from kv_transfer.links.interface import LinkFactory
     from kv_transfer.protocol.messages import Hello
+    from kvferry.clock import Clock
     from kvferry.generation import PrefillSource
     from kvferry.ids import Incarnation
     from kvferry.rpc.v1 import handoff_pb2 as pb
@@ -36,17 +37,16 @@ class SessionHub:
         local: Hello,
         loop: asyncio.AbstractEventLoop,
         post: Callable[[object], None],
-        link_factory: LinkFactory,
+        factories: Mapping[str, LinkFactory],
         link_timeout_s: float,
+        clock: Clock,
     ) -> None:
         self._local = local
         self._loop = loop
-        self._post = post
-        self._link_factory = link_factory
-        self._link_timeout_s = link_timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._sessions: set[Session] = set()
         self._census = LinkCensus()
+        self._links = LinkSettings(factories, link_timeout_s, post, clock, self._census)
         self._closed = False
 
     def connect(self, source: PrefillSource) -> Session:
@@ -94,15 +94,7 @@ class SessionHub:
             await asyncio.wait(set(self._tasks), timeout=_CANCEL_S)
 
     def _new_session(self, expected: Incarnation | None) -> Session:
-        return Session(
-            self._local,
-            expected=expected,
-            loop=self._loop,
-            post=self._post,
-            link_factory=self._link_factory,
-            link_timeout_s=self._link_timeout_s,
-            link_census=self._census,
-        )
+        return Session(self._local, expected=expected, loop=self._loop, links=self._links)
 
     def _close_all(self, reason: str) -> None:
         self._closed = True

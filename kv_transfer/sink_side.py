@@ -1,30 +1,29 @@
 """The sink's side of all handoffs of a worker: performs what the sink cores ask for.
 
-Everything here is on the engine thread, so that one check decides whether a payload may be
-written into slots.
+Everything here is on the engine thread; payloads are written by the link's thread (`incoming`).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections import deque
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kv_transfer.incoming import ChunkFate, IncomingLane, IncomingStream
+from kv_transfer.protocol.coverage import Coverage
 from kv_transfer.protocol.effects import (
     Commit,
-    DeliverFirstToken,
+    DeliverFirstTokens,
     NotifyAdopted,
     NotifyFailed,
     Reserve,
     Send,
 )
 from kv_transfer.protocol.errors import BadMessage, IllegalEvent, PromptRefused
-from kv_transfer.protocol.link import ReceivingLinkCore
+from kv_transfer.protocol.link import LinkCore
 from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
-    Chunk,
     Closed,
     Complete,
     FirstToken,
@@ -34,18 +33,22 @@ from kv_transfer.protocol.messages import (
     Ready,
 )
 from kv_transfer.protocol.sink import SinkCore
-from kv_transfer.protocol.states import LINK_TERMINAL, SINK_TERMINAL, LinkState, SinkState
+from kv_transfer.protocol.states import (
+    LINK_TERMINAL,
+    SINK_RESERVED,
+    SINK_TERMINAL,
+    LinkState,
+    SinkState,
+)
 from kv_transfer.protocol.tombstones import Tombstones
 from kv_transfer.transfer_rate import TransferRate
 from kvferry.errors import DuplicateRequest, ErrorKind, HandoffFailed, KvferryError, Overloaded
 from kvferry.generation import AttemptUsage
-from mem_cache.layout import KvPart
 
 if TYPE_CHECKING:
     from kv_transfer.endpoint import Endpoint
-    from kv_transfer.events import PayloadArrived, ReceiverBuilt, ReceivesPosted
+    from kv_transfer.events import ChunkTaken, LinkBuilt
     from kv_transfer.hosts import SinkHost
-    from kv_transfer.link import ReceivingLink
     from kv_transfer.protocol.effects import Effect, Effects
     from kv_transfer.protocol.key import HandoffKey
     from kv_transfer.session import Session
@@ -68,13 +71,14 @@ class SourcePeer:
     def __init__(self, session: Session, address: _Address) -> None:
         self.session = session
         self.address = address
-        self.core: ReceivingLinkCore | None = None
-        self.link: ReceivingLink | None = None
-        self.headers: deque[_Header] = deque()
-        """Announced on the link that is up, not yet arrived."""
-        self.busy_since = 0.0
+        self.link: LinkCore | None = None
+        self.numbers = itertools.count(1)
+        """For the streams of handoffs."""
+        self.receiving: dict[int, _Incoming] = {}
+        """Handoffs with a stream, by its number."""
+        self.busy_since: float | None = None
+        """When the first payload of the present stretch came; None between stretches."""
         self.busy_bytes = 0
-        """Since when the link is busy, and what it has carried since."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,15 +86,10 @@ class _Incoming:
     core: SinkCore
     peer: SourcePeer
     kv: RequestKV | None = None
-    moved_tokens: int = 0
+    stream: IncomingStream | None = None
+    """From the reservation to the end, while payloads may be written to its slots."""
     moved_bytes: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Header:
-    chunk: Chunk
-    accepted_by: _Incoming | None = None
-    """The handoff that has checked it; None if there was none: the payload is dropped."""
+    traced: SinkState | None = None
 
 
 class SinkSide:
@@ -118,16 +117,26 @@ class SinkSide:
         prompt: TokenIds,
         sampling: SamplingParams,
         cache_use: CacheUse,
+        *,
+        held_only: bool = False,
     ) -> None:
         """Ask the source for the KV of a prompt. Raises `DuplicateRequest` for a used key."""
         if key in self._handoffs or key in self._tombstones:
             raise DuplicateRequest(str(key))
         peer = self._peer(source)
         layout_hash = self._endpoint.hello.layout_hash
-        core = SinkCore(key, len(prompt), layout_hash, self._endpoint.deadlines, self._now())
-        self._handoffs[key] = _Incoming(core, peer)
+        core = SinkCore(
+            key,
+            len(prompt),
+            layout_hash=layout_hash,
+            samples=0 if held_only else sampling.n,
+            deadlines=self._endpoint.deadlines,
+            now_s=self._now(),
+        )
+        handoff = self._handoffs[key] = _Incoming(core, peer)
         self._endpoint.counters["sink_started"] += 1
-        peer.session.send(Prefill(key, prompt, sampling, cache_use, layout_hash))
+        peer.session.send(Prefill(key, prompt, sampling, cache_use, layout_hash, held_only))
+        self._perform(handoff, ())
 
     def abort(self, key: HandoffKey, reason: str) -> None:
         """The host gives up."""
@@ -162,7 +171,6 @@ class SinkSide:
         self,
         session: Session,
         message: Ready
-        | Chunk
         | FirstToken
         | Complete
         | Closed
@@ -181,44 +189,46 @@ class SinkSide:
                 self._on_rendezvous(peer, message.link_generation)
             case LinkDown():
                 self.link_failed(session, message.link_generation, message.reason)
-            case Chunk():
-                header = self._announce(peer, message)
-                if header is not None:
-                    header.accepted_by = self._on_handoff_message(peer, message)
+            case Complete():
+                self._on_handoff_message(peer, message)
+                self._check_carrier(peer, message)
             case _:
                 self._on_handoff_message(peer, message)
 
     def _on_handoff_message(
-        self,
-        peer: SourcePeer,
-        message: Ready | Chunk | FirstToken | Complete | Closed | Abort | Aborted,
-    ) -> _Incoming | None:
-        """The handoff that took the message; None if none did."""
+        self, peer: SourcePeer, message: Ready | FirstToken | Complete | Closed | Abort | Aborted
+    ) -> None:
         counters = self._endpoint.counters
         handoff = self._handoffs.get(message.key)
         if handoff is None or handoff.peer is not peer:
             self._on_stale(peer, message)
-            return None
+            return
         if isinstance(message, Aborted | Closed):
             counters["duplicate_messages"] += 1
-            return None
+            return
         duplicates = handoff.core.duplicates
         try:
-            if isinstance(message, Chunk):
-                self._check_size(message)
             effects = handoff.core.on_message(message, self._now())
         except (IllegalEvent, BadMessage) as error:
             counters["illegal_messages"] += 1
             self._perform(handoff, handoff.core.reject(str(error), self._now()))
-            return None
+            return
         counters["duplicate_messages"] += handoff.core.duplicates - duplicates
         self._perform(handoff, effects)
-        return handoff
+
+    def _check_carrier(self, peer: SourcePeer, message: Complete) -> None:
+        """What a link that is down was to carry will not come."""
+        handoff = self._handoffs.get(message.key)
+        if handoff is None or handoff.core.state is not SinkState.SETTLING:
+            return
+        if self._up(peer, message.link_generation) is None:
+            reason = f"generation {message.link_generation} is down"
+            self._perform(handoff, handoff.core.link_lost(reason, self._now()))
 
     def _on_stale(
         self,
         peer: SourcePeer,
-        message: Ready | Chunk | FirstToken | Complete | Closed | Abort | Aborted,
+        message: Ready | FirstToken | Complete | Closed | Abort | Aborted,
     ) -> None:
         """A handoff that has ended, or that we never heard of: counted, nothing changes."""
         outcome = self._tombstones.outcome(message.key)
@@ -234,134 +244,91 @@ class SinkSide:
         elif outcome is None and not isinstance(message, Aborted | Closed):
             peer.session.send(Abort(message.key, "unknown handoff"))
 
-    def _check_size(self, chunk: Chunk) -> None:
-        layout = self._endpoint.kv_cache.layout
-        tokens = chunk.token_stop - chunk.token_start
-        if tokens < 1:
-            raise BadMessage(f"{chunk.key}: chunk [{chunk.token_start}, {chunk.token_stop})")
-        if (chunk.layer_start, chunk.layer_stop) != (0, layout.num_layers):
-            raise BadMessage(f"{chunk.key}: chunk of layers other than all")
-        if chunk.payload_bytes != tokens * layout.bytes_per_token:
-            raise BadMessage(f"{chunk.key}: {chunk.payload_bytes} bytes for {tokens} tokens")
-        if chunk.payload_bytes > self._endpoint.config.staging_buffer_bytes:
-            raise BadMessage(f"{chunk.key}: {chunk.payload_bytes} bytes exceed a staging buffer")
-
     # --- the link ---
 
     def _on_rendezvous(self, peer: SourcePeer, generation: int) -> None:
         """The source begins a link generation; the loop thread has started our end of it."""
-        old = peer.core
-        if generation < 1:
-            self._endpoint.counters["illegal_messages"] += 1
-            peer.session.close(f"link generation {generation}")
-            return
+        old = peer.link
         if old is not None and old.generation >= generation:
             return
         if old is not None and old.state not in LINK_TERMINAL:
             self._end_link(peer, "the source began another")
         self._endpoint.counters["links_opened"] += 1
-        peer.core = ReceivingLinkCore(generation, self._endpoint.deadlines, self._now())
+        peer.link = LinkCore(generation, self._endpoint.deadlines, self._now())
 
-    def link_built(self, event: ReceiverBuilt) -> None:
-        """The local end exists."""
+    def link_built(self, event: LinkBuilt) -> None:
+        """Every lane exists at this end."""
         peer = self._peers.get(event.session)
-        core = self._link_core(event.session, event.generation)
-        if peer is not None and core is not None:
-            peer.link = event.link
+        link = None if peer is None else self._up(peer, event.generation)
+        if link is not None and link.state is LinkState.BUILDING:
+            link.built(self._now())
 
-    def receives_posted(self, event: ReceivesPosted) -> None:
-        """So many more headers may come."""
-        core = self._link_core(event.session, event.generation)
-        if core is not None:
-            if core.state is LinkState.BUILDING:
-                core.built(self._now())
-            core.grant(event.buffers)
-
-    def _announce(self, peer: SourcePeer, chunk: Chunk) -> _Header | None:
-        """Expect the payload, if the header is the next of the link that is up."""
-        core = self._link_core(peer.session, chunk.link_generation)
-        if core is None:
-            self._endpoint.counters["late_messages"] += 1
-            return None
-        rested = core.state is LinkState.IDLE
-        try:
-            fresh = core.announce(chunk.link_seq, self._now())
-        except (BadMessage, IllegalEvent) as error:
-            self._end_link(peer, str(error))
-            return None
-        if not fresh:
-            self._endpoint.counters["duplicate_messages"] += 1
-            return None
-        if rested:
-            peer.busy_since, peer.busy_bytes = self._now(), 0
-        header = _Header(chunk)
-        peer.headers.append(header)
-        return header
-
-    def payload_arrived(self, event: PayloadArrived) -> None:
-        """Scatter the payload if its handoff is live, else drop it; the buffer is free again."""
-        core = self._link_core(event.session, event.generation)
-        if core is None:
-            return
-        peer = self._peers[event.session]
-        header = peer.headers.popleft()
-        chunk, handoff = header.chunk, header.accepted_by
-        assert chunk.link_seq == event.seq, f"payload {event.seq} for header {chunk}"
-        core.completed(self._now())
-        if handoff is None or not self._is_live(handoff) or not handoff.core.takes_payload:
-            self._endpoint.counters["chunks_dropped"] += 1
+    def chunk_taken(self, event: ChunkTaken) -> None:
+        """The desk has scattered, dropped or rejected a payload."""
+        peer, taken = self._peers.get(event.session), event.taken
+        counters = self._endpoint.counters
+        if taken.fate is ChunkFate.DROPPED:
+            counters["chunks_dropped"] += 1
         else:
-            self._scatter(handoff, chunk, event)
-        peer.busy_bytes += event.payload.numel()
-        if core.state is LinkState.IDLE:
-            self.rate.add(peer.busy_bytes, self._now() - peer.busy_since)
-        if peer.link is not None:
-            peer.link.recycle(event.buffer)
-
-    def _scatter(self, handoff: _Incoming, header: Chunk, event: PayloadArrived) -> None:
-        """Write a payload into the inbound slots. The only place that does."""
-        endpoint, core = self._endpoint, handoff.core
-        if header.checksum and zlib.crc32(event.payload.numpy().data) != header.checksum:
-            endpoint.counters["checksum_errors"] += 1
-            reason = f"checksum of tokens [{header.token_start}, {header.token_stop}) differs"
-            self._perform(handoff, core.reject(reason, self._now()))
+            counters["chunks_received"] += 1
+            counters["bytes_received"] += taken.header.payload_bytes
+        if peer is None:
             return
-        assert handoff.kv is not None
-        slots = endpoint.kv_cache.slots(handoff.kv, header.token_start, header.token_stop)
-        part = KvPart(header.layer_start, header.layer_stop, 0, endpoint.kv_cache.layout.heads)
-        endpoint.kv_cache.pool.scatter(slots, part, event.payload)
-        handoff.moved_tokens += header.token_stop - header.token_start
-        handoff.moved_bytes += header.payload_bytes
-        endpoint.counters["chunks_received"] += 1
-        endpoint.counters["bytes_received"] += header.payload_bytes
-        self._perform(handoff, core.scattered(self._now()))
+        self._measure(peer, event)
+        handoff = peer.receiving.get(taken.header.stream)
+        if handoff is None:
+            return
+        if taken.fate is ChunkFate.REJECTED:
+            counters["chunks_rejected"] += 1
+            self._perform(handoff, handoff.core.reject(taken.reason, self._now()))
+        elif taken.fate is ChunkFate.SCATTERED:
+            handoff.moved_bytes += taken.header.payload_bytes
+            # Two lanes may report in another order than they counted.
+            remaining = min(taken.remaining, handoff.core.remaining)
+            self._perform(handoff, handoff.core.scattered(remaining, self._now()))
+
+    def _measure(self, peer: SourcePeer, event: ChunkTaken) -> None:
+        """The rate of a stretch: what came after its first payload, in the time that it took."""
+        link = self._up(peer, event.generation)
+        if link is not None and link.state is not LinkState.BUILDING:
+            link.posted(event.taken.header.payload_bytes, event.taken_at_s)
+            link.done(event.taken.header.payload_bytes, event.taken_at_s)
+        if peer.busy_since is None:
+            peer.busy_since, peer.busy_bytes = event.taken_at_s, 0
+        else:
+            peer.busy_bytes += event.taken.header.payload_bytes
+        if event.taken.header.is_last:
+            if peer.busy_bytes:
+                self.rate.add(peer.busy_bytes, event.taken_at_s - peer.busy_since)
+            peer.busy_since = None
 
     def link_failed(self, session: Session, generation: int, reason: str) -> None:
         """A link generation has ended: its handoffs fail, everyone else's go on."""
-        if self._link_core(session, generation) is not None:
-            self._end_link(self._peers[session], reason)
+        peer = self._peers.get(session)
+        if peer is not None and self._up(peer, generation) is not None:
+            self._end_link(peer, reason)
 
     def _end_link(self, peer: SourcePeer, reason: str) -> None:
-        core = peer.core
-        assert core is not None
-        now = self._now()
-        core.failed(now)
-        peer.link = None
-        peer.headers.clear()
+        link, now = peer.link, self._now()
+        assert link is not None
+        link.failed(now)
+        peer.busy_since = None
         self._endpoint.counters["links_lost"] += 1
-        peer.session.close_link(core.generation, reason)
-        for handoff in self._of(peer):
-            live = handoff.core.state not in SINK_TERMINAL
-            if live and handoff.core.link_generation == core.generation:
-                self._perform(handoff, handoff.core.link_lost(reason, now))
+        peer.session.close_link(link.generation, reason)
+        for handoff in list(peer.receiving.values()):
+            core = handoff.core
+            # One that has received nothing may yet ride on the next generation: its `Complete`
+            # says which.
+            hit = core.has_received or core.state is SinkState.SETTLING
+            if hit and core.state in SINK_RESERVED:
+                self._perform(handoff, core.link_lost(reason, now))
 
-    def _link_core(self, session: Session, generation: int) -> ReceivingLinkCore | None:
+    def _up(self, peer: SourcePeer, generation: int | None) -> LinkCore | None:
         """The core of that generation if it is up or being built."""
-        peer = self._peers.get(session)
-        core = None if peer is None else peer.core
-        if core is None or core.generation != generation or core.state in LINK_TERMINAL:
+        link = peer.link
+        if link is None or link.generation != generation or link.state in LINK_TERMINAL:
             return None
-        return core
+        return link
 
     # --- time ---
 
@@ -371,23 +338,27 @@ class SinkSide:
         for handoff in list(self._handoffs.values()):
             self._perform(handoff, handoff.core.on_time(now))
         for peer in list(self._peers.values()):
-            reason = None if peer.core is None else peer.core.on_time(now)
+            reason = None if peer.link is None else peer.link.on_time(now)
             if reason is not None:
                 self._end_link(peer, reason)
 
     def wakes_at(self) -> float | None:
         """When `on_time` is due next."""
         times = [handoff.core.wakes_at for handoff in self._handoffs.values()]
-        times += [peer.core.wakes_at for peer in self._peers.values() if peer.core]
+        times += [peer.link.wakes_at for peer in self._peers.values() if peer.link]
         return min((time for time in times if time is not None), default=None)
 
     # --- effects ---
 
     def _perform(self, handoff: _Incoming, effects: Effects) -> None:
         core = handoff.core
+        if core.state is not handoff.traced:
+            handoff.traced = core.state
+            self._endpoint.tell("sink", core.key, core.state.value)
         if core.state in SINK_TERMINAL and self._is_live(handoff):
             # Buried before the host hears of it: whatever it calls now is late.
             del self._handoffs[core.key]
+            self._forget_stream(handoff)
             self._tombstones.bury(core.key, core.state)
             self._endpoint.counters[f"sink_{core.state.value}"] += 1
         for effect in effects:
@@ -400,8 +371,8 @@ class SinkSide:
                 handoff.peer.session.send(message)
             case Reserve(prompt_tokens):
                 self._reserve(handoff, prompt_tokens)
-            case DeliverFirstToken(token):
-                self._deliver_first_token(handoff, token)
+            case DeliverFirstTokens(tokens):
+                self._deliver_first_tokens(handoff, tokens)
             case Commit(tokens):
                 assert handoff.kv is not None
                 self._endpoint.kv_cache.commit(handoff.kv, tokens)
@@ -427,29 +398,56 @@ class SinkSide:
         assert kv.inbound, f"{core.key}: reserved slots must be inbound"
         assert kv.allocated_len >= prompt_tokens, f"{core.key}: {kv} lacks slots"
         handoff.kv = kv
-        self._perform(handoff, core.reserved(kv.committed_len, self._now()))
+        stream = self._expect_stream(handoff, kv)
+        effects = core.reserved(kv.committed_len, stream.number, stream.remaining, self._now())
+        self._perform(handoff, effects)
 
-    def _deliver_first_token(self, handoff: _Incoming, token: OutputToken) -> None:
+    def _expect_stream(self, handoff: _Incoming, kv: RequestKV) -> IncomingStream:
+        """Take payloads into the slots of `kv` from now on."""
+        endpoint, peer = self._endpoint, handoff.peer
+        start, stop = kv.committed_len, handoff.core.prompt_tokens
+        lanes = {
+            lane.index: IncomingLane(
+                endpoint.pools[lane.sink_rank],
+                lane.sink_heads,
+                Coverage(start, stop, endpoint.kv_cache.layout.num_layers),
+            )
+            for lane in peer.session.lanes
+        }
+        slots = endpoint.kv_cache.slots(kv, start, stop)
+        stream = handoff.stream = IncomingStream(next(peer.numbers), slots, start, lanes)
+        peer.receiving[stream.number] = handoff
+        peer.session.desk.expect(stream)
+        return stream
+
+    def _forget_stream(self, handoff: _Incoming) -> None:
+        """From here on nothing is written to the handoff's slots."""
+        stream, handoff.stream = handoff.stream, None
+        if stream is not None:
+            handoff.peer.session.desk.forget(stream)
+            del handoff.peer.receiving[stream.number]
+
+    def _deliver_first_tokens(self, handoff: _Incoming, tokens: tuple[OutputToken, ...]) -> None:
         core = handoff.core
         try:
-            self._require_host().first_token(core.key, token)
+            self._require_host().first_tokens(core.key, tokens)
         except KvferryError as error:
             if core.state in SINK_TERMINAL:
                 return  # the host has ended it itself
             self._endpoint.counters["illegal_messages"] += 1
-            # The token is the source's doing, whatever kind of error it is here.
-            self._perform(handoff, core.reject(f"first token: {error}", self._now()))
+            # The tokens are the source's doing, whatever kind of error it is here.
+            self._perform(handoff, core.reject(f"first tokens: {error}", self._now()))
 
     def _usage(self, handoff: _Incoming) -> AttemptUsage:
         core = handoff.core
-        assert core.first_token_at is not None
+        waited_from = core.first_tokens_at
         return AttemptUsage(
             prefill_hit_tokens=core.hit_tokens,
             host_hit_tokens=core.host_hit_tokens,
             decode_hit_tokens=core.resume_at,
-            moved_tokens=handoff.moved_tokens,
+            moved_tokens=core.prompt_tokens - core.resume_at,
             moved_bytes=handoff.moved_bytes,
-            handoff_ms=1000 * (self._now() - core.first_token_at),
+            handoff_ms=0.0 if waited_from is None else 1000 * (self._now() - waited_from),
         )
 
     # --- inside ---

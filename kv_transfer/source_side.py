@@ -1,48 +1,49 @@
 """The source's side of all handoffs of a worker: performs what the source cores ask for.
 
-Everything here is on the engine thread.
+Everything here is on the engine thread; slots are read by the link's thread (`outgoing`).
 """
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kv_transfer.links.choice import choose_transport
 from kv_transfer.outgoing_link import OutgoingLink
 from kv_transfer.protocol.effects import (
     NotifyCancelled,
     NotifyClosed,
     Pin,
     Send,
-    SendPayload,
+    SendComplete,
+    Stream,
     Unpin,
-    WantCredit,
 )
 from kv_transfer.protocol.errors import BadMessage, IllegalEvent
 from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
     Busy,
-    Chunk,
-    Credit,
+    Complete,
     Grant,
     LinkDown,
     Prefill,
     Received,
 )
 from kv_transfer.protocol.source import SourceCore
-from kv_transfer.protocol.states import SOURCE_TERMINAL, SourceState
+from kv_transfer.protocol.states import SOURCE_TERMINAL, LinkState, SourceState
 from kv_transfer.protocol.tombstones import Tombstones
 from kvferry.errors import KvferryError
 
 if TYPE_CHECKING:
     from kv_transfer.endpoint import Endpoint
-    from kv_transfer.events import PayloadSent, SenderBuilt
+    from kv_transfer.events import LinkBuilt, PayloadSent
     from kv_transfer.hosts import SourceHost
+    from kv_transfer.outgoing import OutgoingStream
     from kv_transfer.protocol.effects import Effect, Effects
     from kv_transfer.protocol.key import HandoffKey
     from kv_transfer.protocol.messages import Hello
+    from kv_transfer.protocol.region import Region
     from kv_transfer.session import Session
     from kvferry.generation import OutputToken
     from mem_cache.request_kv import RequestKV
@@ -59,8 +60,8 @@ class SinkPeer:
         self.link: OutgoingLink | None = None
         self.generation = 0
         """Of the link opened last."""
-        self.wanting: dict[HandoffKey, None] = {}
-        """Handoffs with something to send, in the order in which they take turns."""
+        self.streaming: dict[int, _Outgoing] = {}
+        """Handoffs with open streams, by the number that the sink gave them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +69,11 @@ class _Outgoing:
     core: SourceCore
     peer: SinkPeer
     kv: RequestKV | None = None
+    link: OutgoingLink | None = None
+    """What carries it, from its first piece on."""
+    streams: tuple[OutgoingStream, ...] = ()
+    """One per lane of that link; open while its slots may be read."""
+    traced: SourceState | None = None
 
 
 class SourceSide:
@@ -96,6 +102,26 @@ class SourceSide:
         now = self._now()
         self._perform(handoff, handoff.core.scheduled(hit_tokens - host_hits, now, host_hits))
 
+    def held(self, key: HandoffKey, kv: RequestKV) -> None:
+        """What is committed of `kv` is all that this worker has of the prompt: offer that."""
+        handoff = self._live(key)
+        if handoff is None:
+            return
+        handoff.kv = kv
+        self._perform(handoff, handoff.core.held(kv.committed_len, self._now()))
+
+    def computing(self, key: HandoffKey, tokens: int, layers: int) -> None:
+        """A step has written the KV of tokens [0, tokens) in layers [0, layers)."""
+        handoff = self._handoffs.get(key)
+        # Between two layers nobody can end it; before the step its host may have been told.
+        if handoff is None or handoff.core.state is not SourceState.STREAMING:
+            return
+        link = self._open_link(handoff.peer)
+        core = handoff.core
+        fresh = (tokens - core.handed_tokens) * (layers - core.handed_layers)
+        if fresh >= link.cells_per_payload():
+            self._perform(handoff, core.computing(tokens, layers, self._now()))
+
     def computed(self, key: HandoffKey, tokens: int) -> None:
         """The KV of tokens [0, tokens) is in the pool."""
         handoff = self._live(key)
@@ -104,17 +130,15 @@ class SourceSide:
         assert handoff.kv is not None, f"{key} computes without being scheduled"
         assert tokens <= handoff.kv.committed_len, f"{key}: {tokens} tokens are not committed"
         self._perform(handoff, handoff.core.computed(tokens, self._now()))
-        self._pump(handoff.peer)
 
-    def finished(self, key: HandoffKey, first_token: OutputToken) -> None:
+    def finished(self, key: HandoffKey, first_tokens: tuple[OutputToken, ...]) -> None:
         """The whole prompt is computed."""
         handoff = self._live(key)
         if handoff is None:
             return
         assert handoff.kv is not None, f"{key} finishes without being scheduled"
         assert handoff.core.prompt_tokens <= handoff.kv.committed_len, f"{key} is not committed"
-        self._perform(handoff, handoff.core.finished(first_token, self._now()))
-        self._pump(handoff.peer)
+        self._perform(handoff, handoff.core.finished(first_tokens, self._now()))
 
     def abort(self, key: HandoffKey, reason: str) -> None:
         """The host gives up."""
@@ -148,7 +172,7 @@ class SourceSide:
     def on_message(
         self,
         session: Session,
-        message: Prefill | Grant | Busy | Received | Abort | Aborted | Credit | LinkDown,
+        message: Prefill | Grant | Busy | Received | Abort | Aborted | LinkDown,
     ) -> None:
         """A message of a sink."""
         peer = self._peers.get(session)
@@ -156,15 +180,12 @@ class SourceSide:
             self._endpoint.counters["late_messages"] += 1
             return
         match message:
-            case Credit():
-                self._on_credit(peer, message)
             case LinkDown():
                 self.link_failed(session, message.link_generation, message.reason)
             case Prefill():
                 self._on_prefill(peer, message)
             case _:
                 self._on_handoff_message(peer, message)
-        self._pump(peer)
 
     def _on_prefill(self, peer: SinkPeer, message: Prefill) -> None:
         key = message.key
@@ -187,17 +208,21 @@ class SourceSide:
         core = SourceCore(
             key,
             len(message.prompt),
-            self._endpoint.hello.layout_hash,
-            self._endpoint.kv_cache.page_size,
-            self._endpoint.deadlines,
-            self._now(),
+            layout_hash=self._endpoint.hello.layout_hash,
+            num_layers=self._endpoint.kv_cache.layout.num_layers,
+            samples=0 if message.held_only else message.sampling.n,
+            deadlines=self._endpoint.deadlines,
+            now_s=self._now(),
         )
         handoff = _Outgoing(core, peer)
         self._handoffs[key] = handoff
         counters["source_started"] += 1
         assert self.host is not None, "a handoff came before the source's host was set"
         try:
-            self.host.start(key, message.prompt, message.sampling, message.cache_use)
+            if message.held_only:
+                self.host.start_held(key, message.prompt, message.cache_use)
+            else:
+                self.host.start(key, message.prompt, message.sampling, message.cache_use)
         except KvferryError as error:
             counters["source_refused"] += 1
             self._perform(handoff, core.abort(f"refused: {error}", self._now(), error.kind))
@@ -258,19 +283,24 @@ class SourceSide:
 
     # --- the link ---
 
-    def link_built(self, event: SenderBuilt) -> None:
-        """The local end exists; credit follows."""
+    def link_built(self, event: LinkBuilt) -> None:
+        """Every lane exists at this end."""
         link = self._link(event.session, event.generation)
-        if link is not None:
-            link.attach(event.link)
+        if link is not None and link.core.state is LinkState.BUILDING:
+            link.core.built(self._now())
 
     def payload_sent(self, event: PayloadSent) -> None:
-        """A staging buffer is free again."""
+        """A payload has left its buffer."""
+        counters, now = self._endpoint.counters, self._now()
+        counters["chunks_sent"] += 1
+        counters["bytes_sent"] += event.payload_bytes
         link = self._link(event.session, event.generation)
         if link is None:
             return
-        link.completed(event.seq, self._now())
-        self._pump(self._peers[event.session])
+        link.core.done(event.payload_bytes, now)
+        handoff = self._peers[event.session].streaming.get(event.stream)
+        if handoff is not None:
+            self._perform(handoff, handoff.core.sent(now))
 
     def link_failed(self, session: Session, generation: int, reason: str) -> None:
         """A link generation has ended: its handoffs fail, everyone else's go on."""
@@ -278,83 +308,72 @@ class SourceSide:
         if peer is not None and peer.link is not None and peer.generation == generation:
             self._end_link(peer, reason)
 
-    def _on_credit(self, peer: SinkPeer, message: Credit) -> None:
-        link = self._link(peer.session, message.link_generation)
-        if link is None:
-            self._endpoint.counters["late_messages"] += 1
-            return
-        try:
-            link.credit(message.buffers, self._now())
-        except BadMessage as error:
-            self._end_link(peer, str(error))
-
-    def _open_link(self, peer: SinkPeer) -> None:
+    def _open_link(self, peer: SinkPeer) -> OutgoingLink:
         if peer.link is not None:
-            return
+            return peer.link
+        self._make_room_for_link()
         peer.generation += 1
-        peer.link = OutgoingLink(
-            peer.generation, self._endpoint, peer.payload_bytes_max, self._now()
+        link = peer.link = OutgoingLink(
+            peer.generation,
+            self._endpoint,
+            peer.session.lanes,
+            peer.payload_bytes_max,
+            self._now(),
         )
         self._endpoint.counters["links_opened"] += 1
-        peer.session.open_link(peer.generation)
+        peer.session.open_link(
+            peer.generation, choose_transport(self._endpoint.hello, peer.hello), link.queues
+        )
+        return link
+
+    def _make_room_for_link(self) -> None:
+        """Close the link that rested longest, if there are as many as may be."""
+        linked = [peer for peer in self._peers.values() if peer.link is not None]
+        if len(linked) < self._endpoint.config.links_max:
+            return
+        busy = {handoff.link for handoff in self._handoffs.values()}
+        resting = [peer for peer in linked if peer.link not in busy]
+        if resting:
+            oldest = min(resting, key=lambda peer: peer.link.core.used_at if peer.link else 0.0)
+            self._end_link(oldest, "another pair needs a link more")
 
     def _end_link(self, peer: SinkPeer, reason: str) -> None:
         # Taken before any host hears of it: what a host starts now rides on the next generation.
-        generation, waiting, now = peer.generation, peer.wanting, self._now()
-        peer.link, peer.wanting = None, {}
+        link, now = peer.link, self._now()
+        assert link is not None
+        peer.link = None
         self._endpoint.counters["links_lost"] += 1
-        peer.session.close_link(generation, reason)
+        peer.session.close_link(link.core.generation, reason)
         for handoff in self._of(peer):
-            core = handoff.core
-            hit = core.link_generation == generation or core.key in waiting
-            if hit and core.state not in SOURCE_TERMINAL:
-                self._perform(handoff, core.link_lost(reason, now))
+            if handoff.link is link:
+                self._close_streams(handoff)
+                if handoff.core.state not in SOURCE_TERMINAL:
+                    self._perform(handoff, handoff.core.link_lost(reason, now))
 
     def _link(self, session: Session, generation: int) -> OutgoingLink | None:
         peer = self._peers.get(session)
         return peer.link if peer is not None and peer.generation == generation else None
 
-    def _pump(self, peer: SinkPeer) -> None:
-        """Send what credit and buffers allow, handoffs taking turns chunk by chunk."""
-        if peer.wanting:
-            self._open_link(peer)
-        while peer.wanting and peer.link is not None and peer.link.can_send:
-            key = next(iter(peer.wanting))
-            del peer.wanting[key]
-            handoff = self._handoffs.get(key)
-            if handoff is None or handoff.core.sendable_tokens == 0:
-                continue
-            link = peer.link
-            effects = handoff.core.take_chunk(link.chunk_tokens, peer.generation, self._now())
-            self._perform(handoff, effects)
-
-    def _send_payload(self, handoff: _Outgoing, effect: SendPayload) -> None:
-        """Gather, announce, send. The slots are read here and nowhere else."""
-        peer, kv, kv_cache = handoff.peer, handoff.kv, self._endpoint.kv_cache
-        link = peer.link
-        assert link is not None
+    def _stream(self, handoff: _Outgoing, region: Region) -> None:
+        """Hand a piece to the link, with the slots that hold it now."""
+        kv, core = handoff.kv, handoff.core
         assert kv is not None
-        slots = kv_cache.slots(kv, effect.token_start, effect.token_stop)
-        buffer, out = link.take()
-        used = kv_cache.pool.gather(slots, kv_cache.layout.whole, out)
-        payload = out[:used]
-        checksum = zlib.crc32(payload.numpy().data) if self._endpoint.config.checksums else 0
-        seq = link.post(buffer, self._now())
-        header = Chunk(
-            key=handoff.core.key,
-            link_generation=peer.generation,
-            link_seq=seq,
-            token_start=effect.token_start,
-            token_stop=effect.token_stop,
-            layer_start=0,
-            layer_stop=kv_cache.layout.num_layers,
-            payload_bytes=used,
-            checksum=checksum,
-        )
-        peer.session.send(header)
-        link.send(seq, payload)
-        self._endpoint.counters["chunks_sent"] += 1
-        self._endpoint.counters["bytes_sent"] += used
+        assert core.stream is not None
+        link = self._open_link(handoff.peer)
+        if handoff.link is None:
+            handoff.link, handoff.streams = link, link.open_streams(core.stream)
+            handoff.peer.streaming[core.stream] = handoff
+            core.link_generation = link.core.generation
+        assert handoff.link is link, f"{core.key} outlived its link"
+        slots = self._endpoint.kv_cache.slots(kv, region.token_start, region.token_stop)
+        link.submit(handoff.streams, region, slots, self._now())
+
+    def _close_streams(self, handoff: _Outgoing) -> None:
+        """From here on nothing reads the handoff's slots."""
+        streams, handoff.streams = handoff.streams, ()
+        if handoff.link is not None and streams:
+            handoff.link.close_streams(streams, self._now())
+            del handoff.peer.streaming[streams[0].number]
 
     # --- time ---
 
@@ -378,24 +397,27 @@ class SourceSide:
 
     def _perform(self, handoff: _Outgoing, effects: Effects) -> None:
         core = handoff.core
+        if core.state is not handoff.traced:
+            handoff.traced = core.state
+            self._endpoint.tell("source", core.key, core.state.value)
         if core.state in SOURCE_TERMINAL and self._handoffs.get(core.key) is handoff:
             # Buried before the host hears of it: whatever it calls now is late.
             del self._handoffs[core.key]
-            handoff.peer.wanting.pop(core.key, None)
+            self._close_streams(handoff)
             self._tombstones.bury(core.key, core.state)
             self._endpoint.counters[f"source_{core.state.value}"] += 1
         for effect in effects:
             self._perform_one(handoff, effect)
 
     def _perform_one(self, handoff: _Outgoing, effect: Effect) -> None:
-        key, kv_cache = handoff.core.key, self._endpoint.kv_cache
+        core, kv_cache = handoff.core, self._endpoint.kv_cache
         match effect:
             case Send(message):
                 handoff.peer.session.send(message)
-            case SendPayload():
-                self._send_payload(handoff, effect)
-            case WantCredit():
-                handoff.peer.wanting[key] = None
+            case Stream(region):
+                self._stream(handoff, region)
+            case SendComplete(tokens):
+                handoff.peer.session.send(Complete(core.key, tokens, core.link_generation))
             case Pin():
                 assert handoff.kv is not None
                 kv_cache.pin(handoff.kv)
@@ -403,9 +425,9 @@ class SourceSide:
                 assert handoff.kv is not None
                 kv_cache.unpin(handoff.kv)
             case NotifyClosed():
-                self._require_host().closed(key)
+                self._require_host().closed(core.key)
             case NotifyCancelled(reason):
-                self._require_host().cancel(key, reason)
+                self._require_host().cancel(core.key, reason)
             case _:
                 raise AssertionError(f"{effect} at a source")
 

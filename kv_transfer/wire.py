@@ -9,19 +9,19 @@ from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
     Busy,
-    Chunk,
     Closed,
     Complete,
-    Credit,
     FirstToken,
     Grant,
     Hello,
     LinkDown,
     LinkRendezvous,
+    LinkSignal,
     Prefill,
     Ready,
     Received,
     SessionMessage,
+    Signal,
 )
 from kvferry.convert import (
     cache_use_fields,
@@ -64,7 +64,7 @@ def key_from_wire(key: pb.HandoffKey) -> HandoffKey:
 def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
     """The envelope with its one kind set."""
     match message:
-        case Hello() | LinkRendezvous() | Credit() | LinkDown():
+        case Hello() | LinkRendezvous() | LinkSignal() | LinkDown():
             return _unkeyed_to_wire(message)
         case Prefill():
             return pb.HandoffMessage(
@@ -73,47 +73,57 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
                     prompt=message.prompt.tolist(),
                     sampling=sampling_to_wire(message.sampling),
                     layout_hash=message.layout_hash,
+                    held_only=message.held_only,
                     **cache_use_fields(message.cache_use),
                 )
             )
-        case FirstToken():
-            token = message.token
-            first = pb.FirstToken(key=key_to_wire(message.key), token_id=token.token_id)
-            if token.logprobs is not None:
-                first.logprobs.CopyFrom(logprobs_to_wire(token.logprobs))
-            return pb.HandoffMessage(first_token=first)
         case _:
             return _plain_to_wire(message)
 
 
-def _unkeyed_to_wire(message: Hello | LinkRendezvous | Credit | LinkDown) -> pb.HandoffMessage:
+def _unkeyed_to_wire(message: Hello | LinkRendezvous | LinkSignal | LinkDown) -> pb.HandoffMessage:
     match message:
-        case Hello(worker_id, incarnation, layout_hash, staging_buffer_bytes):
+        case Hello():
             hello = pb.Hello(
-                worker_id=worker_id,
-                incarnation=incarnation,
-                layout_hash=layout_hash,
-                staging_buffer_bytes=staging_buffer_bytes,
+                worker_id=message.worker_id,
+                incarnation=message.incarnation,
+                layout_hash=message.layout_hash,
+                staging_buffer_bytes=message.staging_buffer_bytes,
+                heads=message.heads,
+                ranks=message.ranks,
+                host=message.host,
             )
             return pb.HandoffMessage(hello=hello)
-        case LinkRendezvous(generation, store_key, value):
+        case LinkRendezvous(generation, lane, store_key, store_value):
             entry = pb.LinkRendezvous(
-                link_generation=generation, store_key=store_key, store_value=value
+                link_generation=generation,
+                lane=lane,
+                store_key=store_key,
+                store_value=store_value,
             )
             return pb.HandoffMessage(link_rendezvous=entry)
-        case Credit(generation, buffers):
-            return pb.HandoffMessage(credit=pb.Credit(link_generation=generation, buffers=buffers))
+        case LinkSignal(generation, lane, signal, value):
+            told = pb.LinkSignal(
+                link_generation=generation, lane=lane, kind=_SIGNAL_KINDS[signal], value=value
+            )
+            return pb.HandoffMessage(link_signal=told)
         case LinkDown(generation, reason):
             return pb.HandoffMessage(
                 link_down=pb.LinkDown(link_generation=generation, reason=reason)
             )
 
 
+_SIGNAL_KINDS = {
+    Signal.CREDIT: pb.LinkSignal.KIND_CREDIT,
+    Signal.SENDING: pb.LinkSignal.KIND_SENDING,
+}
+_SIGNALS = {kind: signal for signal, kind in _SIGNAL_KINDS.items()}
+
 _Bare = Busy | Received | Closed | Aborted
 
 
 def _plain_to_wire(
-    message: Ready | Grant | Chunk | Complete | Abort | _Bare,
+    message: Ready | Grant | FirstToken | Complete | Abort | _Bare,
 ) -> pb.HandoffMessage:
     key = key_to_wire(message.key)
     match message:
@@ -126,12 +136,15 @@ def _plain_to_wire(
                 host_hit_tokens=host_hit_tokens,
             )
             return pb.HandoffMessage(ready=ready)
-        case Grant(_, resume_at):
-            return pb.HandoffMessage(grant=pb.Grant(key=key, resume_at=resume_at))
-        case Chunk():
-            return pb.HandoffMessage(chunk=_chunk_to_wire(message, key))
-        case Complete(_, tokens, chunks):
-            return pb.HandoffMessage(complete=pb.Complete(key=key, tokens=tokens, chunks=chunks))
+        case Grant(_, resume_at, stream):
+            grant = pb.Grant(key=key, resume_at=resume_at, stream=stream)
+            return pb.HandoffMessage(grant=grant)
+        case FirstToken(_, tokens):
+            first = pb.FirstToken(key=key, tokens=[_token_to_wire(token) for token in tokens])
+            return pb.HandoffMessage(first_token=first)
+        case Complete(_, tokens, generation):
+            complete = pb.Complete(key=key, tokens=tokens, link_generation=generation or 0)
+            return pb.HandoffMessage(complete=complete)
         case Abort(_, reason, kind):
             word = "" if kind is None else kind.value
             return pb.HandoffMessage(abort=pb.Abort(key=key, reason=reason, kind=word))
@@ -151,18 +164,11 @@ def _bare_to_wire(message: _Bare, key: pb.HandoffKey) -> pb.HandoffMessage:
             return pb.HandoffMessage(aborted=pb.Aborted(key=key))
 
 
-def _chunk_to_wire(chunk: Chunk, key: pb.HandoffKey) -> pb.Chunk:
-    return pb.Chunk(
-        key=key,
-        link_generation=chunk.link_generation,
-        link_seq=chunk.link_seq,
-        token_start=chunk.token_start,
-        token_stop=chunk.token_stop,
-        layer_start=chunk.layer_start,
-        layer_stop=chunk.layer_stop,
-        payload_bytes=chunk.payload_bytes,
-        checksum=chunk.checksum,
-    )
+def _token_to_wire(token: OutputToken) -> pb.SampledToken:
+    sampled = pb.SampledToken(token_id=token.token_id)
+    if token.logprobs is not None:
+        sampled.logprobs.CopyFrom(logprobs_to_wire(token.logprobs))
+    return sampled
 
 
 def message_from_wire(message: pb.HandoffMessage) -> SessionMessage:
@@ -185,30 +191,20 @@ def _prefill(message: pb.HandoffMessage) -> Prefill:
         sampling_from_wire(prefill.sampling, seed=0),
         cache_use_from_wire(prefill),
         prefill.layout_hash,
+        prefill.held_only,
     )
 
 
 def _first_token(message: pb.HandoffMessage) -> FirstToken:
     first = message.first_token
-    logprobs = logprobs_from_wire(first.logprobs) if first.HasField("logprobs") else None
+    return FirstToken(key_from_wire(first.key), tuple(map(_token_from_wire, first.tokens)))
+
+
+def _token_from_wire(sampled: pb.SampledToken) -> OutputToken:
+    logprobs = logprobs_from_wire(sampled.logprobs) if sampled.HasField("logprobs") else None
     likely = () if logprobs is None else (logprobs.token_id, *(id_ for id_, _ in logprobs.top))
-    token_ids_from_wire((first.token_id, *likely))
-    return FirstToken(key_from_wire(first.key), OutputToken(first.token_id, logprobs))
-
-
-def _chunk(message: pb.HandoffMessage) -> Chunk:
-    chunk = message.chunk
-    return Chunk(
-        key_from_wire(chunk.key),
-        chunk.link_generation,
-        chunk.link_seq,
-        chunk.token_start,
-        chunk.token_stop,
-        chunk.layer_start,
-        chunk.layer_stop,
-        chunk.payload_bytes,
-        chunk.checksum,
-    )
+    token_ids_from_wire((sampled.token_id, *likely))
+    return OutputToken(sampled.token_id, logprobs)
 
 
 def _ready(message: pb.HandoffMessage) -> Ready:
@@ -229,19 +225,35 @@ def _hello(message: pb.HandoffMessage) -> Hello:
         Incarnation(hello.incarnation),
         hello.layout_hash,
         hello.staging_buffer_bytes,
+        hello.heads,
+        hello.ranks,
+        hello.host,
     )
 
 
 def _rendezvous(message: pb.HandoffMessage) -> LinkRendezvous:
     entry = message.link_rendezvous
-    if entry.link_generation == 0:
+    _require_generation(entry.link_generation)
+    return LinkRendezvous(entry.link_generation, entry.lane, entry.store_key, entry.store_value)
+
+
+def _signal(message: pb.HandoffMessage) -> LinkSignal:
+    told = message.link_signal
+    _require_generation(told.link_generation)
+    signal = _SIGNALS.get(told.kind)
+    if signal is None:
+        raise InvalidInput("link_signal.kind", f"{told.kind} is not known")
+    return LinkSignal(told.link_generation, told.lane, signal, told.value)
+
+
+def _require_generation(generation: int) -> None:
+    if generation == 0:
         raise InvalidInput("link_generation", "is 0; generations count from 1")
-    return LinkRendezvous(entry.link_generation, entry.store_key, entry.store_value)
 
 
 def _complete(message: pb.HandoffMessage) -> Complete:
     complete = message.complete
-    return Complete(key_from_wire(complete.key), complete.tokens, complete.chunks)
+    return Complete(key_from_wire(complete.key), complete.tokens, complete.link_generation or None)
 
 
 def _abort(message: pb.HandoffMessage) -> Abort:
@@ -255,9 +267,8 @@ _READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
     "hello": _hello,
     "prefill": _prefill,
     "ready": _ready,
-    "grant": lambda m: Grant(key_from_wire(m.grant.key), m.grant.resume_at),
+    "grant": lambda m: Grant(key_from_wire(m.grant.key), m.grant.resume_at, m.grant.stream),
     "busy": lambda m: Busy(key_from_wire(m.busy.key)),
-    "chunk": _chunk,
     "first_token": _first_token,
     "complete": _complete,
     "received": lambda m: Received(key_from_wire(m.received.key)),
@@ -265,6 +276,6 @@ _READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
     "abort": _abort,
     "aborted": lambda m: Aborted(key_from_wire(m.aborted.key)),
     "link_rendezvous": _rendezvous,
-    "credit": lambda m: Credit(m.credit.link_generation, m.credit.buffers),
+    "link_signal": _signal,
     "link_down": lambda m: LinkDown(m.link_down.link_generation, m.link_down.reason),
 }

@@ -203,6 +203,8 @@ class HandoffConfig:
     """A decode worker computes prompts with at most this many uncached tokens by itself."""
     link_timeout_s: float = 20.0
     """Longest wait for one chunk before the link is given up."""
+    links_max: int = 64
+    """Links to sinks that a worker keeps; one more closes the one that rested longest."""
     trace_file: str = ""
     """Each worker appends every change of state of its handoffs to this file, with a point and
     its id behind the name. For diagnosis. Empty: no trace."""
@@ -406,6 +408,7 @@ _AT_LEAST: Mapping[str, float] = {
     "scheduler.output_reserve": 0,
     "handoff.staging_buffer_bytes": 1,
     "handoff.staging_buffers": 1,
+    "handoff.links_max": 1,
     "handoff.local_prefill_tokens_max": 0,
     "router.port": 0,
     "router.requests_max": 1,

@@ -33,7 +33,7 @@ class StateDeadline:
     owner: Owner
     timeout_s: float
     renewed_by_progress: bool = False
-    """True: every chunk or computed token starts the time anew."""
+    """True: every payload or computed token starts the time anew."""
 
 
 REOFFER_FIRST_S = 0.02
@@ -54,7 +54,7 @@ class Deadlines:
 
 
 def build_deadlines(link_timeout_s: float) -> Deadlines:
-    """The table for a given longest wait for one chunk on the link."""
+    """The table for a given longest wait for one payload on the link."""
     settling_s = link_timeout_s + 10.0
     table = Deadlines(
         source={
@@ -62,14 +62,14 @@ def build_deadlines(link_timeout_s: float) -> Deadlines:
             SourceState.OFFERED: StateDeadline(Owner.SINK, OFFER_WINDOW_S),
             SourceState.DEFERRED: StateDeadline(Owner.SOURCE, OFFER_WINDOW_S),
             SourceState.STREAMING: StateDeadline(Owner.SOURCE_HOST, 60.0, True),
-            SourceState.COMPLETED: StateDeadline(Owner.SINK, settling_s + 10.0),
+            SourceState.COMPLETED: StateDeadline(Owner.SINK, settling_s + 10.0, True),
         },
         sink={
             SinkState.REQUESTED: StateDeadline(Owner.SOURCE, 330.0),
             SinkState.RESERVING: StateDeadline(Owner.SINK_HOST, 5.0),
             SinkState.WAITING: StateDeadline(Owner.SOURCE, OFFER_WINDOW_S + 10.0),
             SinkState.RECEIVING: StateDeadline(Owner.SOURCE, 90.0, True),
-            SinkState.SETTLING: StateDeadline(Owner.LINK, settling_s),
+            SinkState.SETTLING: StateDeadline(Owner.LINK, settling_s, True),
         },
         link={
             LinkState.BUILDING: StateDeadline(Owner.LINK, link_timeout_s),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.messages import HandoffMessage
+    from kv_transfer.protocol.region import Region
     from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
 
@@ -29,16 +30,17 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class WantCredit:
-    """There is something to send: take a chunk when the link has credit and a buffer."""
+class Stream:
+    """Hand a piece of the prompt's KV to the link; it leaves when there is credit."""
+
+    region: Region
 
 
 @dataclass(frozen=True, slots=True)
-class SendPayload:
-    """Gather tokens [token_start, token_stop) of all layers, announce and send them."""
+class SendComplete:
+    """Tell the sink that everything is with the link, and with which generation of it."""
 
-    token_start: int
-    token_stop: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverFirstToken:
-    """Stream the token to the client."""
+class DeliverFirstTokens:
+    """Stream the tokens, one per sample, to the client."""
 
-    token: OutputToken
+    tokens: tuple[OutputToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +94,12 @@ Effect: TypeAlias = (
     Send
     | Pin
     | Unpin
-    | WantCredit
-    | SendPayload
+    | Stream
+    | SendComplete
     | NotifyClosed
     | NotifyCancelled
     | Reserve
-    | DeliverFirstToken
+    | DeliverFirstTokens
     | Commit
     | NotifyAdopted
     | NotifyFailed

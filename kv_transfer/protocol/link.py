@@ -1,10 +1,10 @@
-"""Flow control of one link generation: sequence numbers, credits, deadline."""
+"""One link generation as the engine thread sees it: what is under way, and until when."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kv_transfer.protocol.errors import BadMessage, IllegalEvent
+from kv_transfer.protocol.errors import IllegalEvent
 from kv_transfer.protocol.states import LINK_TERMINAL, LINK_TRANSITIONS, LinkEvent, LinkState
 
 if TYPE_CHECKING:
@@ -12,29 +12,41 @@ if TYPE_CHECKING:
 
 
 class LinkCore:
-    """State of one link generation at one end. Methods take the time in seconds."""
+    """State of one link generation at one end. Methods take the time in seconds.
+
+    Sequence numbers and credits of its lanes are the link threads' (`protocol.credits`).
+    """
 
     def __init__(self, generation: int, deadlines: Deadlines, now_s: float) -> None:
         assert generation > 0
         self.generation = generation
         self.state = LinkState.BUILDING
-        self.posted = 0
-        """Payloads announced so far, hence the next sequence number."""
-        self.done = 0
-        """Payloads that have left or arrived, in order."""
+        self.outstanding = 0
+        """Bytes handed to the link that have not left, or are still expected."""
+        self.used_at = now_s
         self._deadlines = deadlines.link
         self._deadline_at = now_s + self._deadlines[LinkState.BUILDING].timeout_s
 
     def built(self, now_s: float) -> None:
-        """The group exists at this end."""
+        """It carries payloads from now on; some may wait already."""
         self._advance(LinkEvent.BUILT, now_s)
+        if self.outstanding:
+            self._advance(LinkEvent.POSTED, now_s)
 
-    def completed(self, now_s: float) -> None:
-        """The payload with sequence number `done` has left or arrived."""
-        assert self.done < self.posted, "a payload completed that was never posted"
+    def posted(self, payload_bytes: int, now_s: float) -> None:
+        """So many more bytes are to be carried."""
+        self.outstanding += payload_bytes
+        if self.state in _UP:
+            self._advance(LinkEvent.POSTED, now_s)
+
+    def done(self, payload_bytes: int, now_s: float) -> None:
+        """So many bytes have been carried, or need not be any more."""
+        assert payload_bytes <= self.outstanding, "more was done than was posted"
+        self.outstanding -= payload_bytes
+        if self.state not in _UP or payload_bytes == 0:
+            return
         self._advance(LinkEvent.DONE, now_s)
-        self.done += 1
-        if self.done == self.posted:
+        if self.outstanding == 0:
             self._advance(LinkEvent.ALL_DONE, now_s)
 
     def failed(self, now_s: float) -> None:
@@ -55,70 +67,19 @@ class LinkCore:
         """When `on_time` has to be called next; None once down."""
         return None if self.state in LINK_TERMINAL else self._deadline_at
 
-    def _post(self, now_s: float) -> None:
-        self._advance(LinkEvent.POSTED, now_s)
-        self.posted += 1
-
     def _advance(self, event: LinkEvent, now_s: float) -> None:
         target = LINK_TRANSITIONS.get((self.state, event))
         if target is None:
             raise IllegalEvent(f"link {self.generation}", self.state.value, event.value)
         entered = target is not self.state
         self.state = target
+        self.used_at = now_s
         if target in LINK_TERMINAL:
             return
         limit = self._deadlines[target]
-        if entered or limit.renewed_by_progress:
+        # More work is no progress: a peer that takes nothing must not live on it.
+        if entered or (limit.renewed_by_progress and event is not LinkEvent.POSTED):
             self._deadline_at = now_s + limit.timeout_s
 
 
-class SendingLinkCore(LinkCore):
-    """The source's end: sends only with credit."""
-
-    def __init__(self, generation: int, deadlines: Deadlines, now_s: float) -> None:
-        super().__init__(generation, deadlines, now_s)
-        self.credits = 0
-        """Receives posted at the sink that no payload has been sent for."""
-
-    @property
-    def can_send(self) -> bool:
-        """Whether a payload may be posted now."""
-        return self.credits > 0 and self.state in (LinkState.IDLE, LinkState.BUSY)
-
-    def credit(self, buffers: int) -> None:
-        """The sink has posted that many more receives."""
-        if buffers < 1:
-            raise BadMessage(f"link {self.generation}: credit of {buffers} buffers")
-        self.credits += buffers
-
-    def post(self, now_s: float) -> int:
-        """Use one credit; the payload's sequence number."""
-        assert self.can_send, f"link {self.generation}: sending without credit"
-        seq = self.posted
-        self._post(now_s)
-        self.credits -= 1
-        return seq
-
-
-class ReceivingLinkCore(LinkCore):
-    """The sink's end: takes headers in sequence, as many as it gave credits for."""
-
-    def __init__(self, generation: int, deadlines: Deadlines, now_s: float) -> None:
-        super().__init__(generation, deadlines, now_s)
-        self.granted = 0
-        """Credits given so far."""
-
-    def grant(self, buffers: int) -> None:
-        """That many more receives have been posted."""
-        self.granted += buffers
-
-    def announce(self, seq: int, now_s: float) -> bool:
-        """A header came. False: a doubled one, to be ignored. Raises `BadMessage` for a gap."""
-        if seq < self.posted:
-            return False
-        if seq > self.posted:
-            raise BadMessage(f"link {self.generation}: payload {seq} after {self.posted - 1}")
-        if seq >= self.granted:
-            raise BadMessage(f"link {self.generation}: payload {seq} without credit")
-        self._post(now_s)
-        return True
+_UP = (LinkState.IDLE, LinkState.BUSY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,17 +24,25 @@ class Hello:
     layout_hash: str
     staging_buffer_bytes: int
     """Size of each buffer in which the speaker receives payloads."""
+    heads: int
+    """KV heads of the model, on all ranks together."""
+    ranks: int = 1
+    """Tensor-parallel degree: the heads are split over so many pools."""
+    host: str = ""
+    """Equal for two workers that can share memory; empty if this one shares none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """Sink to source: compute this prompt for me. The sink holds no KV yet."""
+    """Sink to source: I want the KV of this prompt. The sink holds none yet."""
 
     key: HandoffKey
     prompt: TokenIds
     sampling: SamplingParams
     cache_use: CacheUse
     layout_hash: str
+    held_only: bool = False
+    """Send what your cache holds of its beginning; compute nothing, and choose no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,7 @@ class Ready:
 
     key: HandoffKey
     prompt_tokens: int
+    """All of the prompt; of one that is `held_only` as much as is held."""
     layout_hash: str
     hit_tokens: int
     """Prompt tokens that the source had in its own device memory."""
@@ -55,6 +65,8 @@ class Grant:
 
     key: HandoffKey
     resume_at: int
+    stream: int
+    """What payloads of this handoff bear; never used again in the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +77,22 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Source to sink: header of the payload that is next on the link."""
-
-    key: HandoffKey
-    link_generation: int
-    link_seq: int
-    token_start: int
-    token_stop: int
-    layer_start: int
-    layer_stop: int
-    payload_bytes: int
-    checksum: int
-    """CRC-32 of the payload; 0 when checksums are off."""
-
-
-@dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Source to sink: the first generated token, for the client at once."""
+    """Source to sink: the first generated token of each sample, for the client at once."""
 
     key: HandoffKey
-    token: OutputToken
+    tokens: tuple[OutputToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Source to sink: everything has been sent; these are the counts to agree on."""
+    """Source to sink: everything is with the link."""
 
     key: HandoffKey
     tokens: int
-    """Prompt tokens the sink must now hold, its own prefix included."""
-    chunks: int
+    """Prompt tokens the sink is to hold, its own prefix included."""
+    link_generation: int | None
+    """The generation that carries them; None if nothing had to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +128,31 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class LinkRendezvous:
-    """Either way: one entry of the link's rendezvous store, mirrored to the peer."""
+    """Either way: one entry of a lane's rendezvous store, mirrored to the peer."""
 
     link_generation: int
+    lane: int
     store_key: str
     store_value: bytes
 
 
+class Signal(Enum):
+    """What the ends of a lane tell one another through the session, where they have to."""
+
+    CREDIT = "credit"
+    """Sink to source: so many more receives are posted."""
+    SENDING = "sending"
+    """Source to sink: payloads from this sequence number on are on their way."""
+
+
 @dataclass(frozen=True, slots=True)
-class Credit:
-    """Sink to source: so many more staging buffers have a receive posted."""
+class LinkSignal:
+    """Either way: what one end of a lane tells the other."""
 
     link_generation: int
-    buffers: int
+    lane: int
+    signal: Signal
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +164,10 @@ class LinkDown:
 
 
 ToSource: TypeAlias = Prefill | Grant | Busy | Received
-ToSink: TypeAlias = Ready | Chunk | FirstToken | Complete | Closed
+ToSink: TypeAlias = Ready | FirstToken | Complete | Closed
 ToEither: TypeAlias = Abort | Aborted
 HandoffMessage: TypeAlias = ToSource | ToSink | ToEither
 """Messages that belong to one handoff and carry its key."""
 
-LinkMessage: TypeAlias = LinkRendezvous | Credit | LinkDown
+LinkMessage: TypeAlias = LinkRendezvous | LinkSignal | LinkDown
 SessionMessage: TypeAlias = Hello | HandoffMessage | LinkMessage

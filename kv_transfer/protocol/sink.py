@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kv_transfer.protocol.effects import (
     Commit,
-    DeliverFirstToken,
+    DeliverFirstTokens,
     Effects,
     NotifyAdopted,
     NotifyFailed,
@@ -18,7 +18,6 @@ from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
     Busy,
-    Chunk,
     Complete,
     FirstToken,
     Grant,
@@ -53,25 +52,27 @@ class SinkCore:
         self,
         key: HandoffKey,
         prompt_tokens: int,
+        *,
         layout_hash: str,
+        samples: int,
         deadlines: Deadlines,
         now_s: float,
     ) -> None:
+        """`samples`: how many first tokens are expected; 0 to take only what the source holds."""
         self.key = key
         self.prompt_tokens = prompt_tokens
+        self.samples = samples
         self.state = SinkState.REQUESTED
         self.resume_at = 0
+        self.remaining = 0
+        """Cells (a token in a layer, on a lane) that are still to be scattered."""
+        self.has_received = False
+        """Whether anything has been scattered: the link that carried it must last."""
         self.hit_tokens = 0
         """Prompt tokens the source had in its own device memory."""
         self.host_hit_tokens = 0
         """Prompt tokens the source loaded back from a lower tier."""
-        self.announced_tokens = 0
-        """Headers have come for tokens [resume_at, announced_tokens)."""
-        self.chunks_announced = 0
-        self.chunks_scattered = 0
-        self.link_generation: int | None = None
-        """The generation that carries the chunks; None before the first."""
-        self.first_token_at: float | None = None
+        self.first_tokens_at: float | None = None
         self.duplicates = 0
         self._layout_hash = layout_hash
         self._deadlines = deadlines.sink
@@ -80,12 +81,15 @@ class SinkCore:
 
     # --- what the host says ---
 
-    def reserved(self, resume_at: int, now_s: float) -> Effects:
-        """The host holds a row and slots for the prompt; tokens before `resume_at` are here."""
+    def reserved(self, resume_at: int, stream: int, remaining: int, now_s: float) -> Effects:
+        """The host holds a row and slots for the prompt; tokens before `resume_at` are here.
+
+        `stream` is the number of its payloads, `remaining` the cells that they will bring.
+        """
         assert 0 <= resume_at <= self.prompt_tokens
         self._advance(SinkEvent.RESERVED, now_s)
-        self.resume_at = self.announced_tokens = resume_at
-        return (Send(Grant(self.key, resume_at)),)
+        self.resume_at, self.remaining = resume_at, remaining
+        return (Send(Grant(self.key, resume_at, stream)),)
 
     def refused(self, now_s: float) -> Effects:
         """The host has no room now."""
@@ -99,17 +103,13 @@ class SinkCore:
 
     # --- what the source says ---
 
-    def on_message(
-        self, message: Ready | Chunk | FirstToken | Complete | Abort, now_s: float
-    ) -> Effects:
+    def on_message(self, message: Ready | FirstToken | Complete | Abort, now_s: float) -> Effects:
         """A message of the source for this handoff."""
         match message:
             case Ready():
                 return self._on_ready(message, now_s)
-            case Chunk():
-                return self._on_chunk(message, now_s)
             case FirstToken():
-                return self._on_first_token(message, now_s)
+                return self._on_first_tokens(message, now_s)
             case Complete():
                 return self._on_complete(message, now_s)
             case Abort():
@@ -125,54 +125,43 @@ class SinkCore:
                 f"{self.key}: KV layout {message.layout_hash} of the source"
                 f" is not ours, {self._layout_hash}"
             )
-        if message.prompt_tokens != self.prompt_tokens:
+        offers_part = self.samples == 0 and 0 < message.prompt_tokens <= self.prompt_tokens
+        if message.prompt_tokens != self.prompt_tokens and not offers_part:
             raise BadMessage(
                 f"{self.key}: the source speaks of {message.prompt_tokens} prompt tokens,"
                 f" not of {self.prompt_tokens}"
             )
         hits = message.hit_tokens + message.host_hit_tokens
-        if hits > self.prompt_tokens:
+        if hits > message.prompt_tokens:
             raise BadMessage(f"{self.key}: a hit of {hits} tokens exceeds the prompt")
         self._advance(SinkEvent.READY, now_s)
+        self.prompt_tokens = message.prompt_tokens
         self.hit_tokens = message.hit_tokens
         self.host_hit_tokens = message.host_hit_tokens
         return (Reserve(self.prompt_tokens),)
 
-    def _on_chunk(self, message: Chunk, now_s: float) -> Effects:
-        if self.link_generation not in (None, message.link_generation):
-            raise BadMessage(f"{self.key}: chunks on two link generations")
-        expected = self.announced_tokens
-        if message.token_start != expected or not (expected < message.token_stop):
-            raise BadMessage(
-                f"{self.key}: chunk [{message.token_start}, {message.token_stop})"
-                f" where {expected} is next"
-            )
-        if message.token_stop > self.prompt_tokens:
-            raise BadMessage(f"{self.key}: chunk beyond the prompt")
-        self._advance(SinkEvent.CHUNK, now_s)
-        self.link_generation = message.link_generation
-        self.announced_tokens = message.token_stop
-        self.chunks_announced += 1
-        return _NOTHING
-
-    def _on_first_token(self, message: FirstToken, now_s: float) -> Effects:
-        if self.first_token_at is not None and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):
+    def _on_first_tokens(self, message: FirstToken, now_s: float) -> Effects:
+        if self.first_tokens_at is not None and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):
             return _NOTHING
+        if len(message.tokens) != self.samples:
+            raise BadMessage(
+                f"{self.key}: {len(message.tokens)} first tokens for {self.samples} samples"
+            )
         self._advance(SinkEvent.FIRST_TOKEN, now_s)
-        self.first_token_at = now_s
-        return (DeliverFirstToken(message.token),)
+        self.first_tokens_at = now_s
+        return (DeliverFirstTokens(message.tokens),)
 
     def _on_complete(self, message: Complete, now_s: float) -> Effects:
         if self._is_duplicate(SinkEvent.COMPLETE):
             return _NOTHING
-        counts = (message.tokens, message.chunks)
-        ours = (self.announced_tokens, self.chunks_announced)
-        has_token = self.first_token_at is not None
-        if counts != ours or message.tokens != self.prompt_tokens or not has_token:
+        has_tokens = self.samples == 0 or self.first_tokens_at is not None
+        if message.tokens != self.prompt_tokens or not has_tokens:
             raise BadMessage(
-                f"{self.key}: complete with (tokens, chunks) {counts}, here {ours}"
-                f" of {self.prompt_tokens}, first token here: {has_token}"
+                f"{self.key}: complete with {message.tokens} tokens of {self.prompt_tokens},"
+                f" first tokens here: {has_tokens}"
             )
+        if message.link_generation is None and self.remaining:
+            raise BadMessage(f"{self.key}: complete, and no link carries what is missing")
         self._advance(SinkEvent.COMPLETE, now_s)
         return self._settle(now_s)
 
@@ -180,14 +169,14 @@ class SinkCore:
 
     @property
     def takes_payload(self) -> bool:
-        """Whether the inbound slots are ours to write to: the one check before a scatter."""
+        """Whether the inbound slots are this handoff's."""
         return self.state in SINK_RESERVED
 
-    def scattered(self, now_s: float) -> Effects:
-        """One announced payload is in the inbound slots."""
-        assert self.chunks_scattered < self.chunks_announced, f"{self.key}: unannounced payload"
+    def scattered(self, remaining: int, now_s: float) -> Effects:
+        """A payload is in the inbound slots; `remaining` cells are still to come."""
+        assert 0 <= remaining <= self.remaining, f"{self.key}: {remaining} of {self.remaining} left"
         self._advance(SinkEvent.SCATTERED, now_s)
-        self.chunks_scattered += 1
+        self.remaining, self.has_received = remaining, True
         return self._settle(now_s)
 
     def reject(self, reason: str, now_s: float, kind: ErrorKind | None = None) -> Effects:
@@ -223,8 +212,8 @@ class SinkCore:
     # --- inside ---
 
     def _settle(self, now_s: float) -> Effects:
-        """Commit as soon as everything that was announced is scattered. Never before."""
-        if self.state is not SinkState.SETTLING or self.chunks_scattered < self.chunks_announced:
+        """Commit as soon as all that was granted is scattered. Never before."""
+        if self.state is not SinkState.SETTLING or self.remaining:
             return _NOTHING
         self._advance(SinkEvent.SETTLED, now_s)
         return (Commit(self.prompt_tokens), Send(Received(self.key)), NotifyAdopted())

@@ -12,9 +12,9 @@ from kv_transfer.protocol.effects import (
     NotifyClosed,
     Pin,
     Send,
-    SendPayload,
+    SendComplete,
+    Stream,
     Unpin,
-    WantCredit,
 )
 from kv_transfer.protocol.errors import BadMessage, IllegalEvent
 from kv_transfer.protocol.messages import (
@@ -22,12 +22,12 @@ from kv_transfer.protocol.messages import (
     Aborted,
     Busy,
     Closed,
-    Complete,
     FirstToken,
     Grant,
     Ready,
     Received,
 )
+from kv_transfer.protocol.region import Region
 from kv_transfer.protocol.states import (
     SOURCE_DUPLICATES,
     SOURCE_PINNED,
@@ -57,24 +57,31 @@ class SourceCore:
         self,
         key: HandoffKey,
         prompt_tokens: int,
+        *,
         layout_hash: str,
-        page_size: int,
+        num_layers: int,
+        samples: int,
         deadlines: Deadlines,
         now_s: float,
     ) -> None:
+        """`samples`: how many first tokens will be chosen; 0 if only what is held is wanted."""
         self.key = key
         self.prompt_tokens = prompt_tokens
+        self.samples = samples
         self.state = SourceState.QUEUED
         self.computed_tokens = 0
-        self.sent_tokens: int | None = None
-        """Tokens [0, sent_tokens) have left or need not; None before the grant."""
-        self.chunks_sent = 0
+        self.handed_tokens = 0
+        """Tokens [0, handed_tokens) are with the link in all layers, or need not move."""
+        self.handed_layers = 0
+        """Layers of the tokens after those that are with the link as well."""
+        self.stream: int | None = None
+        """What the sink calls this handoff's payloads; None before the grant."""
         self.link_generation: int | None = None
-        """The generation that carries the chunks; None before the first."""
+        """The generation that carries the payloads; None before the first."""
         self.duplicates = 0
-        self._first_token: OutputToken | None = None
+        self._first_tokens: tuple[OutputToken, ...] | None = None
         self._layout_hash = layout_hash
-        self._page_size = page_size
+        self._num_layers = num_layers
         self._hit_tokens = 0
         self._host_hit_tokens = 0
         self._deadlines = deadlines.source
@@ -90,6 +97,25 @@ class SourceCore:
         self._hit_tokens, self._host_hit_tokens = hit_tokens, host_hit_tokens
         return (Pin(), Send(self._ready()))
 
+    def held(self, tokens: int, now_s: float) -> Effects:
+        """The beginning of the prompt that the cache holds: offer that, and no first token."""
+        assert self.samples == 0, f"{self.key}: the sink wants the whole prompt"
+        assert 0 < tokens <= self.prompt_tokens, f"{self.key}: {tokens} tokens held"
+        self.prompt_tokens = tokens
+        effects = self.scheduled(tokens, now_s)
+        self._advance(SourceEvent.FINISHED, now_s)
+        self.computed_tokens, self._first_tokens = tokens, ()
+        return effects
+
+    def computing(self, tokens: int, layers: int, now_s: float) -> Effects:
+        """A step is at work: the KV of tokens [0, tokens) is in the pool in layers [0, layers)."""
+        assert self.computed_tokens < tokens <= self.prompt_tokens, f"{self.key}: {tokens} tokens"
+        assert self.handed_layers <= layers <= self._num_layers, f"{self.key}: {layers} layers"
+        if self.state is not SourceState.STREAMING:
+            return _NOTHING
+        self._advance(SourceEvent.COMPUTED, now_s)
+        return self._hand_over(tokens, layers)
+
     def computed(self, tokens: int, now_s: float) -> Effects:
         """The KV of tokens [0, tokens) is in the pool."""
         assert self.computed_tokens <= tokens <= self.prompt_tokens, (
@@ -97,17 +123,18 @@ class SourceCore:
         )
         self._advance(SourceEvent.COMPUTED, now_s)
         self.computed_tokens = tokens
-        return self._want_credit()
+        return self._stream_computed()
 
-    def finished(self, first_token: OutputToken, now_s: float) -> Effects:
-        """The whole prompt is computed and this is the first generated token."""
-        assert self._first_token is None, f"{self.key}: a second first token"
+    def finished(self, first_tokens: tuple[OutputToken, ...], now_s: float) -> Effects:
+        """The whole prompt is computed; these are the first generated tokens, one per sample."""
+        assert self._first_tokens is None, f"{self.key}: first tokens twice"
+        assert len(first_tokens) == self.samples, f"{self.key}: {len(first_tokens)} first tokens"
         self._advance(SourceEvent.FINISHED, now_s)
         self.computed_tokens = self.prompt_tokens
-        self._first_token = first_token
+        self._first_tokens = first_tokens
         if self.state is not SourceState.STREAMING:
             return _NOTHING
-        return (Send(FirstToken(self.key, first_token)), *self._want_credit(), *self._drain(now_s))
+        return (*self._tell_first_tokens(), *self._stream_computed(), *self._drain(now_s))
 
     def abort(self, reason: str, now_s: float, kind: ErrorKind | None = None) -> Effects:
         """This side gives up. The host knows already."""
@@ -123,7 +150,7 @@ class SourceCore:
         """A message of the sink for this handoff."""
         match message:
             case Grant():
-                return self._on_grant(message.resume_at, now_s)
+                return self._on_grant(message, now_s)
             case Busy():
                 return self._on_busy(now_s)
             case Received():
@@ -133,16 +160,14 @@ class SourceCore:
                 reason = f"the sink aborted: {message.reason}"
                 return self._end_and_cancel(SourceEvent.ABORT_RECEIVED, reason, now_s)
 
-    def _on_grant(self, resume_at: int, now_s: float) -> Effects:
+    def _on_grant(self, grant: Grant, now_s: float) -> Effects:
         if self._is_duplicate(SourceEvent.GRANT):
             return _NOTHING
-        if not 0 <= resume_at <= self.prompt_tokens or resume_at % self._page_size:
-            raise BadMessage(f"{self.key}: cannot resume at {resume_at}")
+        if not 0 <= grant.resume_at <= self.prompt_tokens:
+            raise BadMessage(f"{self.key}: cannot resume at {grant.resume_at}")
         self._advance(SourceEvent.GRANT, now_s)
-        self.sent_tokens = resume_at
-        first = self._first_token
-        sent: Effects = () if first is None else (Send(FirstToken(self.key, first)),)
-        return (*sent, *self._want_credit(), *self._drain(now_s))
+        self.handed_tokens, self.stream = grant.resume_at, grant.stream
+        return (*self._tell_first_tokens(), *self._stream_computed(), *self._drain(now_s))
 
     def _on_busy(self, now_s: float) -> Effects:
         if self._is_duplicate(SourceEvent.BUSY):
@@ -154,26 +179,11 @@ class SourceCore:
 
     # --- what link, session and time say ---
 
-    @property
-    def sendable_tokens(self) -> int:
-        """Computed tokens that are granted and have not left."""
-        if self.state is not SourceState.STREAMING or self.sent_tokens is None:
-            return 0
-        return max(0, self.computed_tokens - self.sent_tokens)
-
-    def take_chunk(self, tokens_max: int, link_generation: int, now_s: float) -> Effects:
-        """The link has credit and a buffer of `tokens_max` tokens for this handoff."""
-        assert tokens_max > 0
-        assert self.sendable_tokens > 0, f"{self.key}: nothing to send"
-        assert self.link_generation in (None, link_generation), f"{self.key}: link changed"
-        self._advance(SourceEvent.CHUNK_TAKEN, now_s)
-        assert self.sent_tokens is not None
-        start = self.sent_tokens
-        stop = min(self.computed_tokens, start + tokens_max)
-        self.sent_tokens = stop
-        self.chunks_sent += 1
-        self.link_generation = link_generation
-        return (SendPayload(start, stop), *self._want_credit(), *self._drain(now_s))
+    def sent(self, now_s: float) -> Effects:
+        """A payload of this handoff has left."""
+        if self.state in (SourceState.STREAMING, SourceState.COMPLETED):
+            self._advance(SourceEvent.SENT, now_s)
+        return _NOTHING
 
     def link_lost(self, reason: str, now_s: float) -> Effects:
         """The link generation that carries this handoff has ended."""
@@ -221,16 +231,31 @@ class SourceCore:
         hits = self._hit_tokens, self._host_hit_tokens
         return Ready(self.key, self.prompt_tokens, self._layout_hash, *hits)
 
-    def _want_credit(self) -> Effects:
-        return (WantCredit(),) if self.sendable_tokens else ()
+    def _tell_first_tokens(self) -> Effects:
+        return (Send(FirstToken(self.key, self._first_tokens)),) if self._first_tokens else ()
+
+    def _stream_computed(self) -> Effects:
+        """Everything that is computed and not with the link yet."""
+        if self.state is not SourceState.STREAMING:
+            return _NOTHING
+        effects = self._hand_over(self.computed_tokens, self._num_layers)
+        self.handed_tokens = max(self.handed_tokens, self.computed_tokens)
+        self.handed_layers = 0
+        return effects
+
+    def _hand_over(self, tokens: int, layers: int) -> Effects:
+        if tokens <= self.handed_tokens or layers == self.handed_layers:
+            return _NOTHING
+        region = Region(self.handed_tokens, tokens, self.handed_layers, layers)
+        self.handed_layers = layers
+        return (Stream(region),)
 
     def _drain(self, now_s: float) -> Effects:
-        """Complete as soon as every token and the first token have left."""
-        done = self.sent_tokens == self.prompt_tokens and self._first_token is not None
-        if self.state is not SourceState.STREAMING or not done:
+        """Complete as soon as every token and the first tokens have been handed over."""
+        if self.state is not SourceState.STREAMING or self._first_tokens is None:
             return _NOTHING
         self._advance(SourceEvent.DRAINED, now_s)
-        return (Send(Complete(self.key, self.prompt_tokens, self.chunks_sent)),)
+        return (SendComplete(self.prompt_tokens),)
 
     def _end_and_cancel(self, event: SourceEvent, reason: str, now_s: float) -> Effects:
         answers = event is SourceEvent.ABORT_RECEIVED

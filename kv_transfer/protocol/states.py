@@ -38,9 +38,9 @@ class SourceState(Enum):
     DEFERRED = "deferred"
     """The sink had no room; the offer is repeated with backoff."""
     STREAMING = "streaming"
-    """Granted: chunks leave as they are computed and credit allows."""
+    """Granted: what is computed is handed to the link, layer by layer."""
     COMPLETED = "completed"
-    """Everything sent; the sink's receipt is outstanding, the pin stays."""
+    """Everything is with the link; the sink's receipt is outstanding, the pin stays."""
     CLOSED = "closed"
     ABORTED = "aborted"
 
@@ -54,7 +54,7 @@ class SourceEvent(Enum):
     OFFER_DUE = "offer due"
     COMPUTED = "computed"
     FINISHED = "finished"
-    CHUNK_TAKEN = "chunk taken"
+    SENT = "sent"
     DRAINED = "drained"
     RECEIVED = "received"
     ABORT_RECEIVED = "abort received"
@@ -79,9 +79,10 @@ SOURCE_TRANSITIONS: Table[SourceState, SourceEvent] = {
     (_S.DEFERRED, _SE.GRANT): _S.STREAMING,
     (_S.STREAMING, _SE.COMPUTED): _S.STREAMING,
     (_S.STREAMING, _SE.FINISHED): _S.STREAMING,
-    (_S.STREAMING, _SE.CHUNK_TAKEN): _S.STREAMING,
+    (_S.STREAMING, _SE.SENT): _S.STREAMING,
     (_S.STREAMING, _SE.DRAINED): _S.COMPLETED,
     (_S.STREAMING, _SE.LINK_LOST): _S.ABORTED,
+    (_S.COMPLETED, _SE.SENT): _S.COMPLETED,
     (_S.COMPLETED, _SE.RECEIVED): _S.CLOSED,
     # Whether the payload arrived is the sink's to say: it answers Received or Abort.
     (_S.COMPLETED, _SE.LINK_LOST): _S.COMPLETED,
@@ -127,7 +128,7 @@ class SinkState(Enum):
     RECEIVING = "receiving"
     """Slots reserved (inbound); payloads are scattered into them."""
     SETTLING = "settling"
-    """`Complete` came before the last payload."""
+    """`Complete` came; payloads are still on their way."""
     ADOPTED = "adopted"
     ABORTED = "aborted"
 
@@ -138,7 +139,6 @@ class SinkEvent(Enum):
     READY = "ready"
     RESERVED = "reserved"
     REFUSED = "refused"
-    CHUNK = "chunk"
     SCATTERED = "scattered"
     FIRST_TOKEN = "first token"
     FIRST_TOKEN_AGAIN = "first token again"
@@ -158,7 +158,6 @@ SINK_TRANSITIONS: Table[SinkState, SinkEvent] = {
     (_K.RESERVING, _KE.RESERVED): _K.RECEIVING,
     (_K.RESERVING, _KE.REFUSED): _K.WAITING,
     (_K.WAITING, _KE.READY): _K.RESERVING,
-    (_K.RECEIVING, _KE.CHUNK): _K.RECEIVING,
     (_K.RECEIVING, _KE.SCATTERED): _K.RECEIVING,
     (_K.RECEIVING, _KE.FIRST_TOKEN): _K.RECEIVING,
     (_K.RECEIVING, _KE.COMPLETE): _K.SETTLING,
@@ -203,7 +202,7 @@ class LinkState(Enum):
     IDLE = "idle"
     """Up, with nothing in flight."""
     BUSY = "busy"
-    """Payloads announced and not yet there."""
+    """Payloads wait for credit or are under way."""
     DOWN = "down"
     """For good; the next handoff builds the next generation."""
 

@@ -112,5 +112,6 @@ def test_the_sink_process_goes_away(make_worker, start_child, how, within_s):
     os.kill(child.pid, how)
     took = run_until(worker, lambda: key in worker.source.ends)
     assert took < within_s
-    assert worker.source.ends[key].startswith("cancelled")
+    # Closed, if everything was with the link by then: the receipt might have been under way.
+    assert worker.source.ends[key].startswith(("cancelled", "closed"))
     assert_idle(worker)

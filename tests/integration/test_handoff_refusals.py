@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from kv_transfer.protocol.messages import Chunk
+from kv_transfer.outgoing import SendQueue
+from kv_transfer.protocol.region import Region
 from kv_transfer.protocol.tombstones import Tombstones
-from kvferry.clock import MonotonicClock
 from kvferry.errors import DuplicateRequest, ErrorKind, InvalidInput
 from tests.support.handoff_pair import (
     HandoffPair,
@@ -54,10 +54,10 @@ def test_a_prompt_asked_for_again_under_an_ended_key_is_answered(pair):
 
 
 def test_a_first_token_that_the_host_refuses_fails_that_handoff(pair, monkeypatch):
-    def refuse(key, token):
+    def refuse(key, tokens):
         raise InvalidInput("token", "is not one of the model's")
 
-    monkeypatch.setattr(pair.decode.sink, "first_token", refuse)
+    monkeypatch.setattr(pair.decode.sink, "first_tokens", refuse)
     key = pair.fetch("r1", prompt_of(20))
     pair.until(lambda: key in pair.prefill.source.queue)
     pair.prefill.source.serve(key)
@@ -114,57 +114,46 @@ def test_a_sink_whose_buffers_hold_no_token_is_told(pair):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"payload_bytes": 2**40},
-        {"payload_bytes": 0},
-        {"token_stop": 2**32 - 1},
-        {"token_start": 8, "token_stop": 0},
-        {"layer_stop": 2},
+        Region(0, 2**32 - 1, 0, 3),
+        Region(8, 9, 0, 3),
+        Region(0, 8, 0, 2),
+        Region(0, 8, 1, 3),
+        Region(0, 8, 0, 2**32 - 1),
     ],
 )
-def test_a_chunk_of_another_size_fails_that_handoff(pair, wrong):
-    send = pair.prefill.driver._source._send_payload
+def test_a_payload_of_another_region_fails_that_handoff(pair, monkeypatch, wrong):
+    next_chunk = SendQueue.next_chunk
 
-    def send_wrong(handoff, effect):
-        session = handoff.peer.session
-        say = session.send
+    def say_wrongly(queue, seq, out):
+        header = next_chunk(queue, seq, out)
+        return header and dataclasses.replace(header, region=wrong)
 
-        def say_wrongly(message):
-            is_chunk = isinstance(message, Chunk)
-            say(dataclasses.replace(message, **wrong) if is_chunk else message)
-
-        session.send = say_wrongly
-        send(handoff, effect)
-        session.send = say
-
-    pair.prefill.driver._source._send_payload = send_wrong
+    monkeypatch.setattr(SendQueue, "next_chunk", say_wrongly)
     key = pair.fetch("r1", prompt_of(20))
     pair.until(lambda: key in pair.prefill.source.queue)
     pair.prefill.source.schedule(key)
     pair.prefill.source.compute(key, 20)
     pair.until(lambda: key in pair.decode.sink.errors and key in pair.prefill.source.ends)
-    assert pair.decode.driver.counters["bytes_received"] == 0
+    assert pair.decode.driver.counters["chunks_rejected"] == 1
+    assert str(wrong) in str(pair.decode.sink.errors[key]) or "bytes" in str(
+        pair.decode.sink.errors[key]
+    )
     pair.assert_idle()
 
 
-def test_a_header_that_came_before_its_handoff_never_reaches_its_slots(pair):
-    """The payload of an unknown key arrives when a handoff with that key has begun."""
-    pair.decode.sink.release(pair.run("warm-up", prompt_of(9)))
-    (session,) = pair.prefill.driver._source._peers
-    (peer,) = pair.prefill.driver._source._peers.values()
-    pair.until(lambda: peer.link.core.credits == 3)
-    key = pair.key("r1")
-    buffer, _ = peer.link.take()
-    seq = peer.link.post(buffer, MonotonicClock().now())
-    # Its size and range were never compared with a prompt: there was none.
-    session.send(Chunk(key, 1, seq, 0, 200, 0, 3, 8, 0))
-    pair.until(lambda: pair.decode.driver.counters["unknown_messages"] == 1)
-    pair.fetch("r1", prompt_of(20, seed=1))
+def test_a_payload_of_an_unknown_stream_reaches_no_slots(pair, monkeypatch):
+    next_chunk = SendQueue.next_chunk
+
+    def say_wrongly(queue, seq, out):
+        header = next_chunk(queue, seq, out)
+        return header and dataclasses.replace(header, stream=header.stream + 1000)
+
+    monkeypatch.setattr(SendQueue, "next_chunk", say_wrongly)
+    key = pair.fetch("r1", prompt_of(20))
     pair.until(lambda: key in pair.prefill.source.queue)
-    pair.prefill.source.schedule(key)
-    pair.until(lambda: state_count(pair.decode, "sink_receiving"))
-    peer.link.send(seq, torch.zeros(8, dtype=torch.uint8))
-    pair.until(lambda: pair.decode.driver.counters["chunks_dropped"] == 1)
-    assert state_count(pair.decode, "sink_receiving") == 1
+    pair.prefill.source.serve(key)
+    pair.until(lambda: pair.decode.driver.counters["chunks_dropped"] == 3)
+    assert state_count(pair.decode, "sink_settling") == 1
     pair.decode.sink.abort(key, "test ends")
     pair.until(lambda: key in pair.prefill.source.ends)
     pair.assert_idle()

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from kv_transfer.protocol.deadlines import build_deadlines
 from kv_transfer.protocol.key import HandoffKey
-from kv_transfer.protocol.messages import (
-    Busy,
-    Chunk,
-    Complete,
-    FirstToken,
-    Grant,
-    Ready,
-    Received,
-)
+from kv_transfer.protocol.messages import Busy, Complete, FirstToken, Grant, Ready, Received
 from kv_transfer.protocol.sink import SinkCore
 from kv_transfer.protocol.source import SourceCore
 from kv_transfer.protocol.states import SinkState, SourceState
@@ -23,15 +15,33 @@ KEY = HandoffKey(RequestId("r1"), Attempt(1), Incarnation(11), Incarnation(22))
 DEADLINES = build_deadlines(20.0)
 LAYOUT = "layout"
 PROMPT_TOKENS = 20
-TOKEN = OutputToken(7)
+LAYERS = 4
+CELLS = PROMPT_TOKENS * LAYERS
+STREAM = 5
+TOKENS = (OutputToken(7),)
 
 
-def new_source(now_s: float = 0.0) -> SourceCore:
-    return SourceCore(KEY, PROMPT_TOKENS, LAYOUT, 4, DEADLINES, now_s)
+def new_source(now_s: float = 0.0, samples: int = 1) -> SourceCore:
+    return SourceCore(
+        KEY,
+        PROMPT_TOKENS,
+        layout_hash=LAYOUT,
+        num_layers=LAYERS,
+        samples=samples,
+        deadlines=DEADLINES,
+        now_s=now_s,
+    )
 
 
-def new_sink(now_s: float = 0.0) -> SinkCore:
-    return SinkCore(KEY, PROMPT_TOKENS, LAYOUT, DEADLINES, now_s)
+def new_sink(now_s: float = 0.0, samples: int = 1) -> SinkCore:
+    return SinkCore(
+        KEY,
+        PROMPT_TOKENS,
+        layout_hash=LAYOUT,
+        samples=samples,
+        deadlines=DEADLINES,
+        now_s=now_s,
+    )
 
 
 def ready(**changes) -> Ready:
@@ -39,8 +49,12 @@ def ready(**changes) -> Ready:
     return Ready(KEY, **fields | changes)
 
 
-def chunk(start: int, stop: int, seq: int = 0, generation: int = 1) -> Chunk:
-    return Chunk(KEY, generation, seq, start, stop, 0, 3, 100, 0)
+def grant(resume_at: int = 0) -> Grant:
+    return Grant(KEY, resume_at, STREAM)
+
+
+def complete(tokens: int = PROMPT_TOKENS, generation: int | None = 1) -> Complete:
+    return Complete(KEY, tokens, generation)
 
 
 def source_in(state: SourceState) -> SourceCore:
@@ -51,16 +65,15 @@ def source_in(state: SourceState) -> SourceCore:
         SourceState.OFFERED: ["schedule"],
         SourceState.DEFERRED: ["schedule", "busy"],
         SourceState.STREAMING: ["schedule", "grant"],
-        SourceState.COMPLETED: ["schedule", "grant", "finish", "send"],
-        SourceState.CLOSED: ["schedule", "grant", "finish", "send", "received"],
+        SourceState.COMPLETED: ["schedule", "grant", "finish"],
+        SourceState.CLOSED: ["schedule", "grant", "finish", "received"],
         SourceState.ABORTED: ["abort"],
     }
     actions = {
         "schedule": lambda: core.scheduled(0, 0.0),
         "busy": lambda: core.on_message(Busy(KEY), 0.0),
-        "grant": lambda: core.on_message(Grant(KEY, 0), 0.0),
-        "finish": lambda: core.finished(TOKEN, 0.0),
-        "send": lambda: core.take_chunk(PROMPT_TOKENS, 1, 0.0),
+        "grant": lambda: core.on_message(grant(), 0.0),
+        "finish": lambda: core.finished(TOKENS, 0.0),
         "received": lambda: core.on_message(Received(KEY), 0.0),
         "abort": lambda: core.abort("test", 0.0),
     }
@@ -73,7 +86,7 @@ def source_in(state: SourceState) -> SourceCore:
 def sink_in(state: SinkState) -> SinkCore:
     """A sink at time 0 that came to `state` the shortest way."""
     core = new_sink()
-    receive = ["ready", "reserve", "token", "chunk"]
+    receive = ["ready", "reserve", "tokens"]
     steps = {
         SinkState.REQUESTED: [],
         SinkState.RESERVING: ["ready"],
@@ -85,12 +98,11 @@ def sink_in(state: SinkState) -> SinkCore:
     }
     actions = {
         "ready": lambda: core.on_message(ready(), 0.0),
-        "reserve": lambda: core.reserved(0, 0.0),
+        "reserve": lambda: core.reserved(0, STREAM, CELLS, 0.0),
         "refuse": lambda: core.refused(0.0),
-        "token": lambda: core.on_message(FirstToken(KEY, TOKEN), 0.0),
-        "chunk": lambda: core.on_message(chunk(0, PROMPT_TOKENS), 0.0),
-        "complete": lambda: core.on_message(Complete(KEY, PROMPT_TOKENS, 1), 0.0),
-        "scatter": lambda: core.scattered(0.0),
+        "tokens": lambda: core.on_message(FirstToken(KEY, TOKENS), 0.0),
+        "complete": lambda: core.on_message(complete(), 0.0),
+        "scatter": lambda: core.scattered(0, 0.0),
         "abort": lambda: core.abort("test", 0.0),
     }
     for step in steps[state]:

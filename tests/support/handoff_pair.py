@@ -29,9 +29,9 @@ from mem_cache.factory import assemble_kv_cache
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from kv_transfer.link import LinkFactory
+    from kv_transfer.links.interface import LinkFactory
     from kvferry.errors import KvferryError
     from kvferry.generation import AttemptUsage
     from kvferry.ids import TokenIds
@@ -122,7 +122,7 @@ class RecordingSource:
         self._worker.driver.computed(key, tokens)
 
     def finish(self, key, token=FIRST_TOKEN) -> None:
-        self._worker.driver.finished(key, token)
+        self._worker.driver.finished(key, (token,))
 
     def abort(self, key, reason) -> None:
         self._worker.driver.abort_source(key, reason)
@@ -148,7 +148,7 @@ class RecordingSink:
         self._worker = worker
         self.prompts: dict[HandoffKey, TokenIds] = {}
         self.kvs: dict[HandoffKey, RequestKV] = {}
-        self.tokens: dict[HandoffKey, OutputToken] = {}
+        self.tokens: dict[HandoffKey, tuple[OutputToken, ...]] = {}
         self.adopted_usage: dict[HandoffKey, AttemptUsage] = {}
         self.errors: dict[HandoffKey, KvferryError] = {}
         self.busy = 0
@@ -173,10 +173,10 @@ class RecordingSink:
         self.log.append("reserved")
         return kv
 
-    def first_token(self, key, token) -> None:
+    def first_tokens(self, key, tokens) -> None:
         assert key not in self.tokens
-        self.tokens[key] = token
-        self.log.append("first token")
+        self.tokens[key] = tokens
+        self.log.append("first tokens")
 
     def adopted(self, key, usage) -> None:
         self._end(key)
@@ -218,7 +218,7 @@ class TestWorker:
         loop: LoopThread,
         kv_cache: KVCache,
         config: HandoffConfig,
-        link_factory: LinkFactory | None = None,
+        factories: Mapping[str, LinkFactory] | None = None,
     ) -> None:
         self.inbox: SimpleQueue[object] = SimpleQueue()
         self.worker_id = WorkerId(name)
@@ -235,7 +235,7 @@ class TestWorker:
             clock=MonotonicClock(),
             post=self.inbox.put,
             loop=loop.loop,
-            link_factory=link_factory,
+            factories=factories,
             source_host=self.source,
             sink_host=self.sink,
         )
@@ -282,7 +282,7 @@ class HandoffPair:
         *,
         layout: KvLayout | None = None,
         config: HandoffConfig | None = None,
-        link_factory: LinkFactory | None = None,
+        factories: Mapping[str, LinkFactory] | None = None,
         sink_layout: KvLayout | None = None,
         sink_config: HandoffConfig | None = None,
     ) -> None:
@@ -295,7 +295,7 @@ class HandoffPair:
         )
         self.loop = LoopThread()
         self.prefill = TestWorker(
-            "prefill-0", 101, self.loop, small_cache(layout), self.config, link_factory
+            "prefill-0", 101, self.loop, small_cache(layout), self.config, factories
         )
         self.decode = TestWorker(
             "decode-0",
@@ -303,7 +303,7 @@ class HandoffPair:
             self.loop,
             small_cache(sink_layout or layout),
             sink_config or self.config,
-            link_factory,
+            factories,
         )
 
     def close(self) -> None:

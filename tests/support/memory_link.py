@@ -1,190 +1,175 @@
-"""A link inside one process, under the same contract as the real ones. For tests."""
+"""A link inside one process, under the same contract as the real ones. For tests.
+
+The source gathers straight into the sink's buffers; headers and credits are queue entries.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from queue import SimpleQueue
+import itertools
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from kv_transfer.link import LinkClosed
-from kv_transfer.staging import StagingRing
+from kv_transfer.links.lane_thread import LaneThread
+from kv_transfer.links.staging import StagingRing
+from kv_transfer.protocol.credits import ReceiveWindow, SendWindow
+from kv_transfer.protocol.errors import BadMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
-    from kv_transfer.link import ReceiverListener, SenderListener
-    from kv_transfer.rendezvous import RendezvousStore
+    from kv_transfer.chunk_header import ChunkHeader
+    from kv_transfer.incoming import ReceiveDesk
+    from kv_transfer.links.interface import LinkChannel, ReceiverListener, SenderListener
+    from kv_transfer.outgoing import SendQueue
+    from kv_transfer.protocol.messages import Signal
+
+_CLOSE, _WORK = "close", "work"
 
 
 class MemoryLinkFactory:
-    """Both ends must come from the same factory; payloads are copied between their buffers."""
+    """Both ends must come from the same factory."""
 
-    def __init__(self, buffers: int, buffer_bytes: int, timeout_s: float = 5.0) -> None:
-        self._buffers = buffers
-        self._buffer_bytes = buffer_bytes
-        self._timeout_s = timeout_s
-        self._receivers: dict[str, MemoryReceiver] = {}
+    def __init__(self, timeout_s: float, buffers: int, buffer_bytes: int) -> None:
+        self.timeout_s = timeout_s
+        self.buffers = buffers
+        self.buffer_bytes = buffer_bytes
+        self.receivers: dict[str, MemoryReceiver] = {}
+        self.names = itertools.count()
 
     def open_sender(
-        self, generation: int, store: RendezvousStore, listener: SenderListener
+        self, name: str, channel: LinkChannel, queue: SendQueue, listener: SenderListener
     ) -> MemorySender:
-        """Start the source's end on a thread of its own."""
-        sender = MemorySender(self._receivers, store, listener)
-        threading.Thread(target=sender.run, name=f"memory-send-{generation}", daemon=True).start()
+        sender = MemorySender(self, channel, queue, listener)
+        sender.start(name)
         return sender
 
     def open_receiver(
-        self, generation: int, store: RendezvousStore, listener: ReceiverListener
+        self,
+        name: str,
+        channel: LinkChannel,
+        lane: int,
+        desk: ReceiveDesk,
+        listener: ReceiverListener,
     ) -> MemoryReceiver:
-        """Start the sink's end on a thread of its own."""
-        ring = StagingRing(self._buffers, self._buffer_bytes)
-        receiver = MemoryReceiver(store, listener, ring, self._timeout_s)
-        name = f"{generation}-{id(receiver)}"
-        self._receivers[name] = receiver
-        thread = threading.Thread(
-            target=receiver.run, args=(name,), name=f"memory-receive-{generation}", daemon=True
-        )
-        thread.start()
+        receiver = MemoryReceiver(self, channel, lane, desk, listener)
+        receiver.start(name)
         return receiver
 
 
-class MemorySender:
-    """The source's end."""
+class _MemoryEnd(LaneThread):
+    def __init__(
+        self, channel: LinkChannel, listener: SenderListener | ReceiverListener, timeout_s: float
+    ) -> None:
+        super().__init__(channel, listener)
+        self.inbox: SimpleQueue[object] = SimpleQueue()
+        self.peer_left: Callable[[], None] = lambda: None
+        """Tells the other end."""
+        self._timeout_s = timeout_s
+
+    def on_signal(self, signal: Signal, value: int) -> None:
+        self.inbox.put(BadMessage(f"signal {signal.value} {value} on a link without signals"))
+
+    def _wake(self) -> None:
+        self.inbox.put(_CLOSE)
+
+    def _drop(self) -> None:
+        self.peer_left()
+
+    def _next(self, timeout_s: float | None) -> object:
+        try:
+            order = self.inbox.get(timeout=timeout_s)
+        except Empty:
+            raise TimeoutError(f"nothing from the peer for {timeout_s:g} s") from None
+        self._check_open()
+        if isinstance(order, Exception):
+            raise order
+        return order
+
+
+class MemorySender(_MemoryEnd):
+    """The source's end. Takes credits, each the number of a buffer."""
 
     def __init__(
         self,
-        receivers: dict[str, MemoryReceiver],
-        store: RendezvousStore,
+        factory: MemoryLinkFactory,
+        channel: LinkChannel,
+        queue: SendQueue,
         listener: SenderListener,
     ) -> None:
-        self._receivers = receivers
-        self._store = store
+        super().__init__(channel, listener, factory.timeout_s)
+        self._factory = factory
+        self._queue = queue
         self._listener = listener
-        self._inbox: SimpleQueue[tuple[int, torch.Tensor] | str] = SimpleQueue()
 
-    def send(self, seq: int, payload: torch.Tensor) -> None:
-        """Send `payload` (uint8), which must stay unchanged until `sent`."""
-        self._inbox.put((seq, payload))
-
-    def close(self, reason: str) -> None:
-        """End the generation."""
-        self._store.close(reason)
-        self._inbox.put(reason)
-
-    def run(self) -> None:
-        """The thread: copy payloads until closed."""
-        try:
-            peer = self._receivers[self._store.get("receiver").decode()]
-            peer.on_peer_gone = self.close
-            self._listener.built()
-            while not isinstance(order := self._inbox.get(), str):
-                seq, payload = order
-                peer.deliver(seq, payload)
-                self._listener.sent(seq)
-            reason = order
-            peer.close(f"peer closed: {reason}")
-        except Exception as error:  # noqa: BLE001  # outermost frame: ends the generation
-            reason = f"{type(error).__name__}: {error}"
-        self._listener.failed(reason)
+    def _serve(self) -> None:
+        self._queue.on_work = lambda: self.inbox.put(_WORK)
+        peer = self._factory.receivers[self._channel.store.get("receiver").decode()]
+        peer.attach(self)
+        self.peer_left = lambda: peer.inbox.put(ConnectionError("the peer has left"))
+        self._listener.built()
+        window, free = SendWindow(len(peer.ring)), list(range(len(peer.ring)))
+        window.credit(len(free))
+        while True:
+            while window.credits and self._queue.has_work:
+                self._check_open()
+                header = self._queue.next_chunk(window.next_seq, peer.ring.buffer(free[-1]))
+                if header is not None:
+                    window.take()
+                    peer.inbox.put((header, free.pop()))
+                    self._listener.sent(header)
+            is_idle = len(free) == len(peer.ring)
+            order = self._next(None if is_idle else self._timeout_s)
+            if isinstance(order, int):
+                window.credit(1)
+                free.append(order)
 
 
-class MemoryReceiver:
-    """The sink's end."""
+class MemoryReceiver(_MemoryEnd):
+    """The sink's end. Takes headers, each with the number of the buffer that is full."""
 
     def __init__(
         self,
-        store: RendezvousStore,
+        factory: MemoryLinkFactory,
+        channel: LinkChannel,
+        lane: int,
+        desk: ReceiveDesk,
         listener: ReceiverListener,
-        ring: StagingRing,
-        timeout_s: float,
     ) -> None:
-        self._store = store
+        super().__init__(channel, listener, factory.timeout_s)
+        self.ring = StagingRing(factory.buffers, factory.buffer_bytes)
+        self._factory = factory
+        self._lane = lane
+        self._desk = desk
         self._listener = listener
-        self._ring = ring
-        self._timeout_s = timeout_s
-        self._inbox: SimpleQueue[tuple[str, int, int] | str] = SimpleQueue()
-        self._changed = threading.Condition()
-        self._posted: deque[int] = deque()
-        self._arrived: deque[tuple[int, int, int]] = deque()
-        self._closed: str | None = None
-        self._next_expected = 0
-        self.on_peer_gone = self._ignore
+        self._give_credit: Callable[[int], None] = lambda buffer: None
 
-    def _ignore(self, reason: str) -> None:
-        """No peer yet."""
+    def attach(self, sender: MemorySender) -> None:
+        """The sender has found this end."""
+        self._give_credit = sender.inbox.put
+        self.peer_left = lambda: sender.inbox.put(ConnectionError("the peer has left"))
 
-    def expect(self, seq: int, payload_bytes: int) -> None:
-        """The header of payload `seq` has come: report it when it is there."""
-        self._inbox.put(("expect", seq, payload_bytes))
+    def _serve(self) -> None:
+        window = ReceiveWindow()
+        for _ in range(len(self.ring)):
+            self.ring.take()
+        window.grant(len(self.ring))
+        name = f"memory-{next(self._factory.names)}"
+        self._factory.receivers[name] = self
+        self._channel.store.set("receiver", name)
+        self._listener.built()
+        while True:
+            order = self._next(None)
+            assert isinstance(order, tuple)
+            header, buffer = order
+            window.take(header.seq)
+            payload = self._payload(header, buffer)
+            self._listener.took(self._desk.take(self._lane, header, payload))
+            window.grant(1)
+            self._give_credit(buffer)
 
-    def recycle(self, buffer: int) -> None:
-        """The payload in `buffer` has been used."""
-        self._inbox.put(("recycle", buffer, 0))
-
-    def close(self, reason: str) -> None:
-        """End the generation."""
-        self._store.close(reason)
-        with self._changed:
-            self._closed = self._closed or reason
-            self._changed.notify_all()
-        self._inbox.put(reason)
-
-    def deliver(self, seq: int, payload: torch.Tensor) -> None:
-        """On the sender's thread: copy into the next posted buffer."""
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._posted or self._closed, self._timeout_s)
-            if self._closed is not None or not there:
-                raise RuntimeError(f"payload {seq} not received: {self._closed or 'timeout'}")
-            buffer = self._posted.popleft()
-            self._ring.buffer(buffer)[: payload.numel()].copy_(payload)
-            self._arrived.append((seq, payload.numel(), buffer))
-            self._changed.notify_all()
-
-    def run(self, name: str) -> None:
-        """The thread: report payloads until closed."""
-        try:
-            self._store.set("receiver", name)
-            self._post(len(self._ring))
-            self._listener.built()
-            self._listener.posted(len(self._ring))
-            while not isinstance(order := self._inbox.get(), str):
-                self._obey(*order)
-            raise LinkClosed(order)
-        except LinkClosed as closed:
-            reason = str(closed)
-        except Exception as error:  # noqa: BLE001  # outermost frame: ends the generation
-            reason = f"{type(error).__name__}: {error}"
-        self.close(reason)
-        self.on_peer_gone(f"peer closed: {reason}")
-        self._listener.failed(reason)
-
-    def _obey(self, what: str, number: int, payload_bytes: int) -> None:
-        if what == "recycle":
-            self._ring.give_back(number)
-            self._post(1)
-            self._listener.posted(1)
-        elif number == self._next_expected:
-            self._receive(number, payload_bytes)
-        elif number > self._next_expected:
-            raise RuntimeError(f"header of payload {number}, {self._next_expected} is next")
-
-    def _post(self, buffers: int) -> None:
-        with self._changed:
-            self._posted.extend(self._ring.take() for _ in range(buffers))
-            self._changed.notify_all()
-
-    def _receive(self, seq: int, payload_bytes: int) -> None:
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._arrived or self._closed, self._timeout_s)
-            if self._closed is not None:
-                raise LinkClosed(self._closed)
-            if not there:
-                raise RuntimeError(f"payload {seq}: timeout")
-            came, came_bytes, buffer = self._arrived.popleft()
-        if (came, came_bytes) != (seq, payload_bytes):
-            raise RuntimeError(
-                f"payload {seq} of {payload_bytes} bytes announced, came as {came, came_bytes}"
-            )
-        self._next_expected += 1
-        self._listener.arrived(seq, buffer, self._ring.buffer(buffer)[:payload_bytes])
+    def _payload(self, header: ChunkHeader, buffer: int) -> torch.Tensor:
+        if header.payload_bytes > self.ring.buffer_bytes:
+            raise BadMessage(f"payload {header.seq} of {header.payload_bytes} bytes")
+        return self.ring.buffer(buffer)[: header.payload_bytes]

@@ -1,5 +1,6 @@
 from kvferry.rpc.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
@@ -19,13 +20,12 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., sink_incarnation: _Optional[int] = ...) -> None: ...
 
 class HandoffMessage(_message.Message):
-    __slots__ = ("hello", "prefill", "ready", "grant", "busy", "chunk", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "credit", "link_down")
+    __slots__ = ("hello", "prefill", "ready", "grant", "busy", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "link_signal", "link_down")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
@@ -33,14 +33,13 @@ class HandoffMessage(_message.Message):
     ABORT_FIELD_NUMBER: _ClassVar[int]
     ABORTED_FIELD_NUMBER: _ClassVar[int]
     LINK_RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
-    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    LINK_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prefill: Prefill
     ready: Ready
     grant: Grant
     busy: Busy
-    chunk: Chunk
     first_token: FirstToken
     complete: Complete
     received: Received
@@ -48,24 +47,30 @@ class HandoffMessage(_message.Message):
     abort: Abort
     aborted: Aborted
     link_rendezvous: LinkRendezvous
-    credit: Credit
+    link_signal: LinkSignal
     link_down: LinkDown
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., link_signal: _Optional[_Union[LinkSignal, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "layout_hash", "staging_buffer_bytes")
+    __slots__ = ("worker_id", "incarnation", "layout_hash", "staging_buffer_bytes", "heads", "ranks", "host")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     STAGING_BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     layout_hash: str
     staging_buffer_bytes: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., staging_buffer_bytes: _Optional[int] = ...) -> None: ...
+    heads: int
+    ranks: int
+    host: str
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., staging_buffer_bytes: _Optional[int] = ..., heads: _Optional[int] = ..., ranks: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash", "sharing", "priority")
+    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash", "sharing", "priority", "held_only")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +78,7 @@ class Prefill(_message.Message):
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    HELD_ONLY_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _inference_pb2.SamplingParams
@@ -80,7 +86,8 @@ class Prefill(_message.Message):
     layout_hash: str
     sharing: _inference_pb2.Sharing
     priority: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    held_only: bool
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., held_only: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("key", "prompt_tokens", "layout_hash", "hit_tokens", "host_hit_tokens")
@@ -97,12 +104,14 @@ class Ready(_message.Message):
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., layout_hash: _Optional[str] = ..., hit_tokens: _Optional[int] = ..., host_hit_tokens: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("key", "resume_at")
+    __slots__ = ("key", "resume_at", "stream")
     KEY_FIELD_NUMBER: _ClassVar[int]
     RESUME_AT_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     resume_at: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., resume_at: _Optional[int] = ...) -> None: ...
+    stream: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., resume_at: _Optional[int] = ..., stream: _Optional[int] = ...) -> None: ...
 
 class Busy(_message.Message):
     __slots__ = ("key",)
@@ -110,47 +119,31 @@ class Busy(_message.Message):
     key: HandoffKey
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
 
-class Chunk(_message.Message):
-    __slots__ = ("key", "link_generation", "link_seq", "token_start", "token_stop", "layer_start", "layer_stop", "payload_bytes", "checksum")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
-    LINK_SEQ_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_START_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_STOP_FIELD_NUMBER: _ClassVar[int]
-    LAYER_START_FIELD_NUMBER: _ClassVar[int]
-    LAYER_STOP_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    key: HandoffKey
-    link_generation: int
-    link_seq: int
-    token_start: int
-    token_stop: int
-    layer_start: int
-    layer_stop: int
-    payload_bytes: int
-    checksum: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., link_generation: _Optional[int] = ..., link_seq: _Optional[int] = ..., token_start: _Optional[int] = ..., token_stop: _Optional[int] = ..., layer_start: _Optional[int] = ..., layer_stop: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
-
 class FirstToken(_message.Message):
-    __slots__ = ("key", "token_id", "logprobs")
-    KEY_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    key: HandoffKey
-    token_id: int
-    logprobs: _inference_pb2.TokenLogprobs
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
-
-class Complete(_message.Message):
-    __slots__ = ("key", "tokens", "chunks")
+    __slots__ = ("key", "tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ...) -> None: ...
+
+class SampledToken(_message.Message):
+    __slots__ = ("token_id", "logprobs")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprobs: _inference_pb2.TokenLogprobs
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ("key", "tokens", "link_generation")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     tokens: int
-    chunks: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+    link_generation: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[int] = ..., link_generation: _Optional[int] = ...) -> None: ...
 
 class Received(_message.Message):
     __slots__ = ("key",)
@@ -181,22 +174,36 @@ class Aborted(_message.Message):
     def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ...) -> None: ...
 
 class LinkRendezvous(_message.Message):
-    __slots__ = ("link_generation", "store_key", "store_value")
+    __slots__ = ("link_generation", "lane", "store_key", "store_value")
     LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     STORE_KEY_FIELD_NUMBER: _ClassVar[int]
     STORE_VALUE_FIELD_NUMBER: _ClassVar[int]
     link_generation: int
+    lane: int
     store_key: str
     store_value: bytes
-    def __init__(self, link_generation: _Optional[int] = ..., store_key: _Optional[str] = ..., store_value: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, link_generation: _Optional[int] = ..., lane: _Optional[int] = ..., store_key: _Optional[str] = ..., store_value: _Optional[bytes] = ...) -> None: ...
 
-class Credit(_message.Message):
-    __slots__ = ("link_generation", "buffers")
+class LinkSignal(_message.Message):
+    __slots__ = ("link_generation", "lane", "kind", "value")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[LinkSignal.Kind]
+        KIND_CREDIT: _ClassVar[LinkSignal.Kind]
+        KIND_SENDING: _ClassVar[LinkSignal.Kind]
+    KIND_UNSPECIFIED: LinkSignal.Kind
+    KIND_CREDIT: LinkSignal.Kind
+    KIND_SENDING: LinkSignal.Kind
     LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
-    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
     link_generation: int
-    buffers: int
-    def __init__(self, link_generation: _Optional[int] = ..., buffers: _Optional[int] = ...) -> None: ...
+    lane: int
+    kind: LinkSignal.Kind
+    value: int
+    def __init__(self, link_generation: _Optional[int] = ..., lane: _Optional[int] = ..., kind: _Optional[_Union[LinkSignal.Kind, str]] = ..., value: _Optional[int] = ...) -> None: ...
 
 class LinkDown(_message.Message):
     __slots__ = ("link_generation", "reason")

@@ -12,15 +12,16 @@ from kv_transfer.events import MessageCame, SessionLost, SessionOpened
 from kv_transfer.protocol.messages import Busy, Hello, LinkRendezvous
 from kv_transfer.protocol.states import SessionState
 from kv_transfer.session import Session
-from kv_transfer.session_links import LinkCensus
+from kv_transfer.session_links import LinkCensus, LinkSettings
 from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.clock import MonotonicClock
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
 from tests.support.handoff_cores import KEY
 from tests.support.memory_link import MemoryLinkFactory
 
-OURS = Hello(WorkerId("here"), Incarnation(1), "layout", 64)
-THEIRS = Hello(WorkerId("there"), Incarnation(2), "layout", 64)
+OURS = Hello(WorkerId("here"), Incarnation(1), "layout", 64, heads=4)
+THEIRS = Hello(WorkerId("there"), Incarnation(2), "layout", 64, heads=4)
 
 
 class FakeStream:
@@ -54,10 +55,13 @@ def converse(stream, act=None):
             OURS,
             expected=THEIRS.incarnation,
             loop=asyncio.get_running_loop(),
-            post=events.append,
-            link_factory=MemoryLinkFactory(1, 64),
-            link_timeout_s=1.0,
-            link_census=LinkCensus(),
+            links=LinkSettings(
+                factories={"memory": MemoryLinkFactory(1.0, 1, 64)},
+                timeout_s=1.0,
+                post=events.append,
+                clock=MonotonicClock(),
+                census=LinkCensus(),
+            ),
         )
         running = asyncio.create_task(session.run(stream))
         await asyncio.sleep(0)
@@ -89,7 +93,7 @@ def test_greets_first_and_posts_in_order():
     [
         ((), "without a greeting"),
         ((Busy(KEY),), "began with Busy"),
-        ((Hello(WorkerId("there"), Incarnation(3), "layout", 64),), "incarnation 3"),
+        ((Hello(WorkerId("there"), Incarnation(3), "layout", 64, heads=4),), "incarnation 3"),
         ((Hello(WorkerId("there"), Incarnation(2), "other", 64),), "KV layout other"),
     ],
 )
@@ -111,8 +115,14 @@ def test_a_message_of_no_known_kind_ends_it():
 
 
 def test_a_link_generation_of_zero_ends_it():
-    reason = converse(FakeStream(THEIRS, LinkRendezvous(0, "begin", b"")))[-1].reason
+    reason = converse(FakeStream(THEIRS, LinkRendezvous(0, 0, "begin", b"memory")))[-1].reason
     assert "generations count from 1" in reason
+
+
+@pytest.mark.parametrize(("lane", "transport"), [(1, b"memory"), (0, b"pigeons"), (0, b"\xff")])
+def test_a_lane_that_cannot_be_ends_it(lane, transport):
+    reason = converse(FakeStream(THEIRS, LinkRendezvous(1, lane, "begin", transport)))[-1].reason
+    assert f"lane {lane} of 1" in reason
 
 
 def test_messages_are_written_in_order_and_close_ends_it():

@@ -17,11 +17,12 @@ from kvferry.ids import Incarnation, WorkerId
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
 from tests.support.memory_link import MemoryLinkFactory
 
-OURS = Hello(WorkerId("here"), Incarnation(1), "layout", 64)
+OURS = Hello(WorkerId("here"), Incarnation(1), "layout", 64, heads=4)
 
 
 def new_hub(post=lambda event: None) -> SessionHub:
-    return SessionHub(OURS, asyncio.get_running_loop(), post, MemoryLinkFactory(1, 64), 1.0)
+    factories = {"memory": MemoryLinkFactory(1.0, 1, 64)}
+    return SessionHub(OURS, asyncio.get_running_loop(), post, factories, 1.0, MonotonicClock())
 
 
 def test_a_closed_hub_refuses_a_session_at_once() -> None:

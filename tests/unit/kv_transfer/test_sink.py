@@ -5,7 +5,7 @@ import pytest
 from kv_transfer.protocol.deadlines import OFFER_WINDOW_S
 from kv_transfer.protocol.effects import (
     Commit,
-    DeliverFirstToken,
+    DeliverFirstTokens,
     NotifyAdopted,
     NotifyFailed,
     Reserve,
@@ -16,7 +16,6 @@ from kv_transfer.protocol.messages import (
     Abort,
     Aborted,
     Busy,
-    Complete,
     FirstToken,
     Grant,
     Received,
@@ -29,11 +28,13 @@ from kv_transfer.protocol.states import (
     SinkState,
 )
 from tests.support.handoff_cores import (
+    CELLS,
     DEADLINES,
     KEY,
     PROMPT_TOKENS,
-    TOKEN,
-    chunk,
+    STREAM,
+    TOKENS,
+    complete,
     new_sink,
     ready,
     sink_in,
@@ -43,17 +44,16 @@ LIVE = [state for state in SinkState if state not in SINK_TERMINAL]
 COMMIT = (Commit(PROMPT_TOKENS), Send(Received(KEY)), NotifyAdopted())
 
 
-def test_normal_course_commits_only_when_every_payload_is_scattered():
+def test_normal_course_commits_only_when_every_cell_is_scattered():
     core = new_sink()
     assert core.on_message(ready(hit_tokens=8, host_hit_tokens=4), 0.0) == (Reserve(PROMPT_TOKENS),)
-    assert core.reserved(4, 0.0) == (Send(Grant(KEY, 4)),)
-    assert core.on_message(chunk(4, 10), 0.0) == ()
-    assert core.on_message(FirstToken(KEY, TOKEN), 0.0) == (DeliverFirstToken(TOKEN),)
-    assert core.on_message(chunk(10, 20, seq=1), 0.0) == ()
-    assert core.scattered(0.0) == ()
-    assert core.on_message(Complete(KEY, 20, 2), 0.0) == ()
+    assert core.reserved(4, STREAM, 64, 0.0) == (Send(Grant(KEY, 4, STREAM)),)
+    assert core.scattered(40, 0.0) == ()
+    assert core.on_message(FirstToken(KEY, TOKENS), 0.0) == (DeliverFirstTokens(TOKENS),)
+    assert core.scattered(24, 0.0) == ()
+    assert core.on_message(complete(), 0.0) == ()
     assert core.state is SinkState.SETTLING
-    assert core.scattered(0.0) == COMMIT
+    assert core.scattered(0, 0.0) == COMMIT
     assert core.state is SinkState.ADOPTED
     assert (core.hit_tokens, core.host_hit_tokens) == (8, 4)
     assert core.wakes_at is None
@@ -62,9 +62,24 @@ def test_normal_course_commits_only_when_every_payload_is_scattered():
 def test_full_hit_commits_at_complete():
     core = new_sink()
     core.on_message(ready(), 0.0)
-    core.reserved(PROMPT_TOKENS, 0.0)
-    core.on_message(FirstToken(KEY, TOKEN), 0.0)
-    assert core.on_message(Complete(KEY, PROMPT_TOKENS, 0), 0.0) == COMMIT
+    core.reserved(PROMPT_TOKENS, STREAM, 0, 0.0)
+    core.on_message(FirstToken(KEY, TOKENS), 0.0)
+    assert core.on_message(complete(generation=None), 0.0) == COMMIT
+
+
+def test_payloads_that_overtake_the_messages_are_enough():
+    core = sink_in(SinkState.RECEIVING)
+    assert core.scattered(0, 0.0) == ()
+    core.on_message(FirstToken(KEY, TOKENS), 0.0)
+    assert core.on_message(complete(), 0.0) == COMMIT
+
+
+def test_a_part_is_taken_where_only_what_is_held_is_wanted():
+    core = new_sink(samples=0)
+    assert core.on_message(ready(prompt_tokens=12), 0.0) == (Reserve(12),)
+    core.reserved(12, STREAM, 0, 0.0)
+    effects = core.on_message(complete(12, None), 0.0)
+    assert effects == (Commit(12), Send(Received(KEY)), NotifyAdopted())
 
 
 def test_refusals_share_one_window():
@@ -91,42 +106,40 @@ def test_an_offer_that_differs_is_refused_before_anything_is_reserved(message, t
     assert core.state is SinkState.REQUESTED
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        chunk(4, 8),  # a gap
-        chunk(0, 0),
-        chunk(0, PROMPT_TOKENS + 1),
-    ],
-)
-def test_a_chunk_out_of_place_changes_nothing(bad):
+def test_tokens_must_agree():
     core = sink_in(SinkState.RECEIVING)
-    with pytest.raises(BadMessage):
-        core.on_message(bad, 0.0)
-    assert core.chunks_announced == 0
-
-
-def test_chunks_of_two_link_generations_are_refused():
-    core = sink_in(SinkState.RECEIVING)
-    core.on_message(chunk(0, 4), 0.0)
-    with pytest.raises(BadMessage, match="two link generations"):
-        core.on_message(chunk(4, 8, generation=2), 0.0)
-
-
-@pytest.mark.parametrize("complete", [Complete(KEY, 20, 2), Complete(KEY, 16, 1)])
-def test_counts_must_agree(complete):
-    core = sink_in(SinkState.RECEIVING)
-    core.on_message(FirstToken(KEY, TOKEN), 0.0)
-    core.on_message(chunk(0, PROMPT_TOKENS), 0.0)
+    core.on_message(FirstToken(KEY, TOKENS), 0.0)
     with pytest.raises(BadMessage, match="complete with"):
-        core.on_message(complete, 0.0)
+        core.on_message(complete(16), 0.0)
+    assert core.state is SinkState.RECEIVING
+
+
+def test_something_must_carry_what_is_missing():
+    core = sink_in(SinkState.RECEIVING)
+    core.on_message(FirstToken(KEY, TOKENS), 0.0)
+    with pytest.raises(BadMessage, match="no link"):
+        core.on_message(complete(generation=None), 0.0)
 
 
 def test_no_success_without_a_first_token():
     core = sink_in(SinkState.RECEIVING)
-    core.on_message(chunk(0, PROMPT_TOKENS), 0.0)
-    with pytest.raises(BadMessage, match="first token here: False"):
-        core.on_message(Complete(KEY, PROMPT_TOKENS, 1), 0.0)
+    core.scattered(0, 0.0)
+    with pytest.raises(BadMessage, match="first tokens here: False"):
+        core.on_message(complete(), 0.0)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_one_first_token_for_each_sample(count):
+    core = sink_in(SinkState.RECEIVING)
+    with pytest.raises(BadMessage, match=f"{count} first tokens for 1"):
+        core.on_message(FirstToken(KEY, TOKENS * count), 0.0)
+    assert core.first_tokens_at is None
+
+
+def test_more_cells_than_were_missing_are_our_own_bug():
+    core = sink_in(SinkState.RECEIVING)
+    with pytest.raises(AssertionError, match="left"):
+        core.scattered(CELLS + 1, 0.0)
 
 
 @pytest.mark.parametrize("state", LIVE)
@@ -173,7 +186,7 @@ def _provoke(core, event):
     """Cause `event` from outside; None for those that need data or that only the core raises."""
     return {
         SinkEvent.READY: lambda: core.on_message(ready(), 0.0),
-        SinkEvent.RESERVED: lambda: core.reserved(0, 0.0),
+        SinkEvent.RESERVED: lambda: core.reserved(0, STREAM, CELLS, 0.0),
         SinkEvent.REFUSED: lambda: core.refused(0.0),
         SinkEvent.ABORT_RECEIVED: lambda: core.on_message(Abort(KEY, "x"), 0.0),
         SinkEvent.ABORT_LOCAL: lambda: core.abort("x", 0.0),

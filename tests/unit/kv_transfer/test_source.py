@@ -8,9 +8,9 @@ from kv_transfer.protocol.effects import (
     NotifyClosed,
     Pin,
     Send,
-    SendPayload,
+    SendComplete,
+    Stream,
     Unpin,
-    WantCredit,
 )
 from kv_transfer.protocol.errors import BadMessage, IllegalEvent
 from kv_transfer.protocol.messages import (
@@ -18,11 +18,10 @@ from kv_transfer.protocol.messages import (
     Aborted,
     Busy,
     Closed,
-    Complete,
     FirstToken,
-    Grant,
     Received,
 )
+from kv_transfer.protocol.region import Region
 from kv_transfer.protocol.states import (
     SOURCE_DUPLICATES,
     SOURCE_PINNED,
@@ -34,14 +33,19 @@ from kv_transfer.protocol.states import (
 from tests.support.handoff_cores import (
     DEADLINES,
     KEY,
+    LAYERS,
     PROMPT_TOKENS,
-    TOKEN,
+    STREAM,
+    TOKENS,
+    grant,
     new_source,
     ready,
     source_in,
 )
 
 LIVE = [state for state in SourceState if state not in SOURCE_TERMINAL]
+TELL_TOKENS = Send(FirstToken(KEY, TOKENS))
+DONE = SendComplete(PROMPT_TOKENS)
 
 
 def test_normal_course():
@@ -49,30 +53,69 @@ def test_normal_course():
     offer = ready(hit_tokens=8, host_hit_tokens=4)
     assert core.scheduled(8, 0.0, host_hit_tokens=4) == (Pin(), Send(offer))
     assert core.computed(10, 0.0) == ()
-    assert core.on_message(Grant(KEY, 4), 0.0) == (WantCredit(),)
-    assert core.take_chunk(4, 1, 0.0) == (SendPayload(4, 8), WantCredit())
-    assert core.take_chunk(4, 1, 0.0) == (SendPayload(8, 10),)
-    assert core.computed(20, 0.0) == (WantCredit(),)
-    assert core.finished(TOKEN, 0.0) == (Send(FirstToken(KEY, TOKEN)), WantCredit())
-    complete = Send(Complete(KEY, 20, 3))
-    assert core.take_chunk(100, 1, 0.0) == (SendPayload(10, 20), complete)
+    assert core.on_message(grant(4), 0.0) == (Stream(Region(4, 10, 0, LAYERS)),)
+    assert core.stream == STREAM
+    assert core.computed(16, 0.0) == (Stream(Region(10, 16, 0, LAYERS)),)
+    rest = Stream(Region(16, 20, 0, LAYERS))
+    assert core.finished(TOKENS, 0.0) == (TELL_TOKENS, rest, DONE)
+    assert core.state is SourceState.COMPLETED
     closing = (Unpin(), Send(Closed(KEY)), NotifyClosed())
     assert core.on_message(Received(KEY), 0.0) == closing
     assert core.state is SourceState.CLOSED
     assert core.wakes_at is None
 
 
-def test_full_hit_completes_without_a_chunk():
-    core = source_in(SourceState.OFFERED)
-    core.on_message(Grant(KEY, PROMPT_TOKENS), 0.0)
-    effects = core.finished(TOKEN, 0.0)
-    assert effects == (Send(FirstToken(KEY, TOKEN)), Send(Complete(KEY, PROMPT_TOKENS, 0)))
+def test_layers_leave_while_the_step_is_at_work():
+    core = source_in(SourceState.STREAMING)
+    assert core.computing(8, 1, 0.0) == (Stream(Region(0, 8, 0, 1)),)
+    assert core.computing(8, 1, 0.0) == ()
+    assert core.computing(8, 3, 0.0) == (Stream(Region(0, 8, 1, 3)),)
+    assert core.computed(8, 0.0) == (Stream(Region(0, 8, 3, LAYERS)),)
+    assert core.computing(20, 2, 0.0) == (Stream(Region(8, 20, 0, 2)),)
+    assert core.finished(TOKENS, 0.0) == (TELL_TOKENS, Stream(Region(8, 20, 2, LAYERS)), DONE)
 
 
-def test_first_token_waits_for_the_grant():
+def test_layers_of_what_the_sink_has_do_not_leave():
     core = source_in(SourceState.OFFERED)
-    assert core.finished(TOKEN, 0.0) == ()
-    assert core.on_message(Grant(KEY, 0), 0.0) == (Send(FirstToken(KEY, TOKEN)), WantCredit())
+    core.on_message(grant(12), 0.0)
+    assert core.computing(8, 2, 0.0) == ()
+    assert core.computed(8, 0.0) == ()
+    assert core.computing(16, 2, 0.0) == (Stream(Region(12, 16, 0, 2)),)
+    assert core.computed(16, 0.0) == (Stream(Region(12, 16, 2, LAYERS)),)
+
+
+def test_nothing_leaves_before_the_grant():
+    core = source_in(SourceState.OFFERED)
+    assert core.computing(8, 2, 0.0) == ()
+    assert core.computed(8, 0.0) == ()
+    assert core.finished(TOKENS, 0.0) == ()
+    assert core.on_message(grant(), 0.0) == (
+        TELL_TOKENS,
+        Stream(Region(0, PROMPT_TOKENS, 0, LAYERS)),
+        DONE,
+    )
+
+
+def test_full_hit_completes_without_a_payload():
+    core = source_in(SourceState.OFFERED)
+    core.on_message(grant(PROMPT_TOKENS), 0.0)
+    assert core.finished(TOKENS, 0.0) == (TELL_TOKENS, DONE)
+
+
+def test_what_is_held_is_offered_and_sent_without_a_token():
+    core = new_source(samples=0)
+    offer = ready(prompt_tokens=12, hit_tokens=12)
+    assert core.held(12, 0.0) == (Pin(), Send(offer))
+    assert core.on_message(grant(4), 0.0) == (Stream(Region(4, 12, 0, LAYERS)), SendComplete(12))
+
+
+def test_one_first_token_for_each_sample():
+    core = new_source(samples=2)
+    core.scheduled(0, 0.0)
+    with pytest.raises(AssertionError, match="1 first tokens"):
+        core.finished(TOKENS, 0.0)
+    core.finished(TOKENS * 2, 0.0)
+    assert core.on_message(grant(), 0.0)[0] == Send(FirstToken(KEY, TOKENS * 2))
 
 
 def test_a_busy_sink_is_asked_again_with_growing_pauses_within_one_window():
@@ -89,20 +132,12 @@ def test_a_busy_sink_is_asked_again_with_growing_pauses_within_one_window():
     assert now == pytest.approx(OFFER_WINDOW_S)
 
 
-@pytest.mark.parametrize("resume_at", [3, -4, PROMPT_TOKENS + 4])
-def test_a_grant_off_the_page_or_beyond_the_prompt_changes_nothing(resume_at):
+@pytest.mark.parametrize("resume_at", [-4, PROMPT_TOKENS + 1])
+def test_a_grant_beyond_the_prompt_changes_nothing(resume_at):
     core = source_in(SourceState.OFFERED)
     with pytest.raises(BadMessage):
-        core.on_message(Grant(KEY, resume_at), 0.0)
+        core.on_message(grant(resume_at), 0.0)
     assert core.state is SourceState.OFFERED
-
-
-def test_chunks_stay_on_one_link_generation():
-    core = source_in(SourceState.STREAMING)
-    core.computed(10, 0.0)
-    core.take_chunk(4, 1, 0.0)
-    with pytest.raises(AssertionError, match="link changed"):
-        core.take_chunk(4, 2, 0.0)
 
 
 @pytest.mark.parametrize("state", LIVE)
@@ -164,7 +199,7 @@ def _provoke(core, event):
     """Cause `event` from outside; None for events that only the core raises."""
     return {
         SourceEvent.SCHEDULED: lambda: core.scheduled(0, 0.0),
-        SourceEvent.GRANT: lambda: core.on_message(Grant(KEY, 0), 0.0),
+        SourceEvent.GRANT: lambda: core.on_message(grant(), 0.0),
         SourceEvent.BUSY: lambda: core.on_message(Busy(KEY), 0.0),
         SourceEvent.COMPUTED: lambda: core.computed(core.computed_tokens, 0.0),
         SourceEvent.RECEIVED: lambda: core.on_message(Received(KEY), 0.0),

@@ -18,21 +18,22 @@ KEY = HandoffKey(RequestId("r1"), Attempt(3), Incarnation(2**63 - 1), Incarnatio
 USE = CacheUse(ExtraKey("salt"), Sharing.PRIVATE, -3)
 
 MESSAGES = [
-    m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash", 2**40),
+    m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash", 2**40, 8, 4, "host"),
     m.Ready(KEY, 20, "hash", 8, 4),
-    m.Grant(KEY, 16),
+    m.Grant(KEY, 16, 2**40),
     m.Busy(KEY),
-    m.Chunk(KEY, 1, 2**40, 0, 16, 0, 30, 4 * 2**20, 2**32 - 1),
-    m.FirstToken(KEY, OutputToken(7)),
-    m.FirstToken(KEY, OutputToken(7, TokenLogprobs(7, -0.5, ((7, -0.5), (9, -2.0))))),
+    m.FirstToken(KEY, (OutputToken(7), OutputToken(8))),
+    m.FirstToken(KEY, (OutputToken(7, TokenLogprobs(7, -0.5, ((7, -0.5), (9, -2.0)))),)),
     m.Complete(KEY, 20, 3),
+    m.Complete(KEY, 20, None),
     m.Received(KEY),
     m.Closed(KEY),
     m.Abort(KEY, "because"),
     m.Abort(KEY, "full", ErrorKind.OVERLOADED),
     m.Aborted(KEY),
-    m.LinkRendezvous(2, "0/0", b"\x00\xff"),
-    m.Credit(2, 8),
+    m.LinkRendezvous(2, 3, "0/0", b"\x00\xff"),
+    m.LinkSignal(2, 3, m.Signal.CREDIT, 8),
+    m.LinkSignal(2, 0, m.Signal.SENDING, 2**40),
     m.LinkDown(2, "gap"),
 ]
 
@@ -49,8 +50,10 @@ def test_messages_survive_the_wire(message):
 
 def test_prefill_survives_the_wire():
     sampling = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("a",), logit_bias={3: -1.0})
-    sent = m.Prefill(KEY, np.array([1, 2**31 - 1], np.int32), sampling, USE, "hash")
+    prompt = np.array([1, 2**31 - 1], np.int32)
+    sent = m.Prefill(KEY, prompt, sampling, USE, "hash", held_only=True)
     came = through_bytes(sent)
+    assert came.held_only
     assert came.prompt.dtype == np.int32
     assert came.prompt.tolist() == sent.prompt.tolist()
     assert came.sampling == sampling
@@ -79,9 +82,9 @@ def test_token_ids_beyond_int32_are_refused(token_id):
     likely = TokenLogprobs(7, -0.5, ((token_id, -0.5),))
     for token in (OutputToken(token_id), OutputToken(7, likely)):
         with pytest.raises(InvalidInput, match=str(token_id)):
-            through_bytes(m.FirstToken(KEY, token))
+            through_bytes(m.FirstToken(KEY, (token,)))
 
 
 def test_link_generations_count_from_one():
     with pytest.raises(InvalidInput, match="generations count from 1"):
-        through_bytes(m.LinkRendezvous(0, "0/0", b""))
+        through_bytes(m.LinkRendezvous(0, 0, "0/0", b""))
