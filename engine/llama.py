@@ -15,6 +15,8 @@ from engine.rope import rope_table
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.attention.backend import AttentionBackend
     from engine.forward_batch import ForwardBatch
     from engine.model_spec import ModelSpec
@@ -52,8 +54,14 @@ class LlamaDecoder:
         self._rope = rope_table(spec.rope, spec.head_dim, spec.context_length)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv_pool: KvPool) -> torch.Tensor:
-        """Write K/V of every token to its slot; logits float32 [R, vocab] at `logits_at`."""
+    def forward(
+        self, batch: ForwardBatch, kv_pool: KvPool, on_layers: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Write K/V of every token to its slot; logits float32 [R, vocab] at `logits_at`.
+
+        `on_layers(n)` is called as soon as the K/V of layers [0, n) is written, the last excepted:
+        that is said by returning.
+        """
         # Native kernels read the table without looking at its end.
         assert int(batch.positions.max()) < len(self._rope), "a position beyond the model's context"
         ops, eps = self._operators, self._spec.rms_eps
@@ -63,6 +71,8 @@ class LlamaDecoder:
         for index, layer in enumerate(self._layers):
             qkv = ops.linear(normed, layer.qkv)
             queries = self._rope_and_write(qkv, batch, kv_pool, index)
+            if on_layers is not None and index + 1 < len(self._layers):
+                on_layers(index + 1)
             attended = plan.run(queries, index)
             projected = ops.linear(attended, layer.output)
             normed = ops.add_rms_norm(residual, projected, layer.post_attention_norm, eps)

@@ -21,6 +21,7 @@ from kvferry.config import DType
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from engine.operators.interface import Operators
@@ -43,9 +44,14 @@ class ModelRunner:
         operators = _choose_operators(dtype, threads)
         self._decoder = LlamaDecoder(self.spec, weights, operators, attention)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after."""
-        return self._decoder.forward(batch, self._kv_pool)
+    def forward(
+        self, batch: ForwardBatch, on_layers: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after.
+
+        `on_layers`: see `LlamaDecoder.forward`.
+        """
+        return self._decoder.forward(batch, self._kv_pool, on_layers)
 
     def warm_up(self) -> None:
         """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""

@@ -69,8 +69,9 @@ class DigestRunner:
         self._values = pool.buffer[0, 1, :, 0, :]
         self._page_size = page_size
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits [R, VOCAB] with a clear winner."""
+    def forward(self, batch: ForwardBatch, on_layers=None) -> torch.Tensor:
+        """Logits [R, VOCAB] with a clear winner. It has one layer, so none is finished early."""
+        del on_layers
         self._write(batch.out_slots, batch.token_ids, batch.positions)
         meta = batch.attention
         self.steps.append(meta.query_lengths.tolist())

@@ -113,6 +113,7 @@ class FaultRunner(DigestRunner):
         del directory, threads, dtype
         super().__init__(kv_pool, kv_pool.layout.page_size)
         self._pool = kv_pool
+        self._on_layers = None
         layers = torch.arange(LAYERS) * _LAYER_SHIFT
         planes = torch.arange(2) * _PLANE_SHIFT
         heads = torch.arange(HEADS) * _HEAD_SHIFT
@@ -124,7 +125,8 @@ class FaultRunner(DigestRunner):
     def warm_up(self) -> None:
         """Nothing to load."""
 
-    def forward(self, batch):
+    def forward(self, batch, on_layers=None):
+        self._on_layers = on_layers
         time.sleep(STEP_S)
         return super().forward(batch)
 
@@ -132,6 +134,8 @@ class FaultRunner(DigestRunner):
         values = torch.stack([tokens.float(), positions.float()], dim=1).view(1, 1, -1, 1, 2)
         for layer, (keys, vals) in enumerate(values + self._shifts):
             self._pool.write(layer, slots, keys, vals)
+            if self._on_layers is not None and layer + 1 < LAYERS:
+                self._on_layers(layer + 1)
 
     def _read(self, meta, sequence) -> list[int]:
         pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]
