@@ -26,7 +26,7 @@ from router.api.grpc_server import serve
 from router.router import Router
 from tests.support.fault_model import with_few_slots
 from tests.support.fault_wire import Wire, open_device, run_wire
-from tests.support.fault_worker import Held, Hold, Inspection, WorkerPlan, run_worker
+from tests.support.fault_worker import Held, Hold, Inspection, Pass, WorkerPlan, run_worker
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class WorkerHandle:
 
     def __init__(self, plan: WorkerPlan, wire: Wire | None) -> None:
         self.plan = plan
-        self.held: SimpleQueue[Held] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], Held] = {}
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._wire = wire
         self._control, child_end = _context().Pipe()
@@ -76,16 +77,22 @@ class WorkerHandle:
 
     def hold_at(self, side: str, state: str) -> None:
         """Stand still the next time a handoff enters this state there."""
-        self._control.send(Hold(side, state))
+        self._tell(Hold(side, state))
+
+    def pass_by(self, side: str, state: str) -> None:
+        """Do not stand there, or go on if it has just begun to."""
+        self._tell(Pass(Hold(side, state)))
+        if self.take_held(side, state) is not None:
+            self.release()
+
+    def take_held(self, side: str, state: str) -> Held | None:
+        """The handoff for which it stands there, told once; None if it does not."""
+        with self._lock:
+            return self._held.pop((side, state), None)
 
     def release(self) -> None:
-        """Go on, and hold nowhere."""
+        """Go on."""
         self._tell("release")
-
-    def drain_held(self) -> None:
-        """Forget where it has held."""
-        while not self.held.empty():
-            self.held.get()
 
     def inspect(self, within_s: float = 40.0) -> Inspection:
         """Its accounts and what an audit finds."""
@@ -93,6 +100,17 @@ class WorkerHandle:
         answer = self._answer(within_s)
         assert isinstance(answer, Inspection), answer
         return answer
+
+    def wait_idle(self, within_s: float) -> None:
+        """Fail unless it is back at its idle accounts in that time, and an audit finds nothing."""
+        last: list[Inspection] = []
+
+        def is_idle() -> bool:
+            last[:] = [self.inspect()]
+            return last[0].is_idle
+
+        wait_until(f"idle {self.plan.worker_id}", is_idle, within_s, state=lambda: last)
+        assert not last[0].violations, f"{self.plan.worker_id}: {last[0].violations}"
 
     def signal(self, number: int) -> None:
         """To its process."""
@@ -118,11 +136,14 @@ class WorkerHandle:
         if self._wire is not None:
             self._wire.detach(self.plan.address)
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: object) -> None:
+        """Nothing happens to a process that has died."""
         try:
-            self._control.send(what)
+            with self._lock:
+                self._control.send(what)
         except OSError:
-            assert self.process.exitcode is not None or not self.process.is_alive()
+            self.process.join(STOP_S)
+            assert self.process.exitcode is not None, f"{self.plan.worker_id} is deaf"
 
     def _answer(self, within_s: float) -> Any:
         try:
@@ -137,7 +158,8 @@ class WorkerHandle:
             while True:
                 match self._control.recv():
                     case Held() as held:
-                        self.held.put(held)
+                        with self._lock:
+                            self._held[held.side, held.state] = held
                     case "device":
                         assert self._wire is not None
                         device = reduction.recv_handle(self._control)
@@ -280,14 +302,7 @@ class FaultCluster:
     def assert_idle(self, within_s: float) -> None:
         """Every worker that lives is back at its idle accounts, and an audit finds nothing."""
         for worker in (*self.workers.values(), *self.exiles):
-            last: list[Inspection] = []
-
-            def is_idle(worker: WorkerHandle = worker, last: list[Inspection] = last) -> bool:
-                last[:] = [worker.inspect()]
-                return last[0].is_idle
-
-            wait_until(f"idle {worker.plan.worker_id}", is_idle, within_s, state=lambda: last)
-            assert not last[0].violations, f"{worker.plan.worker_id}: {last[0].violations}"
+            worker.wait_idle(within_s)
         assert not self.unexpected_deaths, self.unexpected_deaths
 
     def new_errors(self) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from tests.support.fault_cluster import FaultCluster, WorkerHandle
     from tests.support.fault_load import Outcome
+    from tests.support.fault_worker import Held
 
 SESSION_SILENCE_S = 6.0
 """A keepalive ping every 2 s that has to be answered within 4 s."""
@@ -50,6 +53,7 @@ _PEER_S = 2.0
 _DECODING_S = 0.05
 _AFTERWARDS_S = 0.5
 _POLL_S = 0.001
+_SLOW_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,10 @@ def run_episode(cluster: FaultCluster, fault: Fault, trace_file: Path, seed: int
     load = Load(cluster.address, _questions(fault, seed), END_WITHIN_S)
     tail = TraceTail(trace_file)
     load.start()
+    pressed = _SlowPrefill(cluster) if fault.state in PRESSED else contextlib.nullcontext()
     try:
-        pair = _wait_for_moment(cluster, fault, tail)
+        with pressed:
+            pair = _wait_for_moment(cluster, fault, tail)
         struck_at = clock.now()
         _strike(cluster, fault, pair)
         time.sleep(fault.for_s or 0.0)
@@ -162,19 +168,49 @@ def _held(cluster: FaultCluster, side: str, state: str) -> _Pair:
     for worker in workers:
         worker.hold_at(side, state)
     deadline = clock.now() + _MOMENT_S
-    while not (standing := [worker for worker in workers if not worker.held.empty()]):
+    found: list[tuple[WorkerHandle, Held]] = []
+    while not found:
         assert clock.now() < deadline, f"no handoff was {side} {state} within {_MOMENT_S} s"
         time.sleep(_POLL_S)
-    key = standing[0].held.get().key
+        asked = [(worker, worker.take_held(side, state)) for worker in workers]
+        found = [(worker, held) for worker, held in asked if held is not None]
     for worker in workers:
-        if worker is not standing[0]:
-            worker.release()
-            worker.drain_held()
+        worker.pass_by(side, state)
+    for worker, _ in found[1:]:
+        worker.release()
+    standing, held = found[0]
     return _Pair(
-        cluster.by_incarnation(key.source_incarnation),
-        cluster.by_incarnation(key.sink_incarnation),
-        standing[0],
+        cluster.by_incarnation(held.key.source_incarnation),
+        cluster.by_incarnation(held.key.sink_incarnation),
+        standing,
     )
+
+
+class _SlowPrefill:
+    """Prefill workers that now and then stand still before they begin: meanwhile the answers at
+    the decode workers grow into the room that was kept for the next prompt."""
+
+    def __init__(self, cluster: FaultCluster) -> None:
+        self._cluster = cluster
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exc: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        workers = self._cluster.of_role(Role.PREFILL)
+        while not self._ending.is_set():
+            for worker in workers:
+                worker.hold_at("source", "queued")
+            self._ending.wait(_SLOW_S)
+            for worker in workers:
+                worker.pass_by("source", "queued")
+            self._ending.wait(_SLOW_S / 10)
 
 
 # --- the blow ---------------------------------------------------------------------------------

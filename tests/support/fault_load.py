@@ -1,4 +1,4 @@
-"""Clients of a fault test: greedy requests whose right answers are known, and what became of them."""
+"""Clients of a fault test: greedy requests whose right answers are known, and their ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def digest_question(rng: random.Random) -> Question:
 
 def growing_question(rng: random.Random) -> Question:
     """Of a long answer: a few of them outgrow a decode worker, and the next handoff waits."""
-    return _question(rng, rng.randrange(60, 160), 160)
+    return _question(rng, rng.randrange(60, 160), rng.randrange(30, 220))
 
 
 def _question(rng: random.Random, length: int, max_tokens: int) -> Question:

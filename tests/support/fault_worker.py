@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
 import grpc
@@ -75,6 +75,13 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Pass:
+    """Do not stand there."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """What `Worker.Status` and `Worker.Audit` say."""
 
@@ -92,14 +99,15 @@ class _HoldingTrace(HandoffTrace):
     """The product's trace, which also stands still where it is told."""
 
     control: Connection
-    hold: Hold | None = None
-    released = threading.Event()
+    holds: ClassVar[set[Hold]] = set()
+    released: ClassVar[threading.Event] = threading.Event()
 
     def __call__(self, side, key, state) -> None:
         super().__call__(side, key, state)
-        hold = type(self).hold
-        if hold is not None and (hold.side, hold.state) == (side, state):
-            type(self).hold = None
+        hold = Hold(side, state)
+        if hold in self.holds:
+            self.holds.discard(hold)
+            self.released.clear()
             self.control.send(Held(side, state, key))
             self.released.wait(HOLD_MAX_S)
 
@@ -130,10 +138,10 @@ def _serve(control: Connection, info: WorkerInfo) -> None:
     while True:
         match control.recv():
             case Hold() as hold:
-                _HoldingTrace.released.clear()
-                _HoldingTrace.hold = hold
+                _HoldingTrace.holds.add(hold)
+            case Pass(hold):
+                _HoldingTrace.holds.discard(hold)
             case "release":
-                _HoldingTrace.hold = None
                 _HoldingTrace.released.set()
             case "inspect":
                 control.send(_inspect(info))
