@@ -44,9 +44,8 @@ class OutgoingStream:
         self.gate = threading.Lock()
         self.is_open = True
         self.unsent_bytes = 0
-        """Submitted and not gathered yet. Under the gate."""
+        """Submitted and not gathered yet. Like the pieces under the queue's lock."""
         self.pieces: deque[_Piece] = deque()
-        """Under the queue's lock."""
 
     def part(self, region: Region) -> KvPart:
         """Where a region of this stream lies in the pool."""
@@ -86,11 +85,11 @@ class SendQueue:
         Returns the bytes that it adds to the lane.
         """
         assert len(slots) == region.tokens, f"{len(slots)} slots for {region}"
+        assert stream.is_open, f"stream {stream.number} is closed"
         added = stream.bytes_of(region)
-        with stream.gate:
-            assert stream.is_open, f"stream {stream.number} is closed"
-            stream.unsent_bytes += added
+        # Not the gate: this thread would wait for a gather that is at work.
         with self._lock:
+            stream.unsent_bytes += added
             stream.pieces.append(_Piece(region, slots))
             self._turns.setdefault(stream)
         self.on_work()
@@ -100,8 +99,8 @@ class SendQueue:
         """After it returns nothing reads the stream's slots. Returns the bytes that never left."""
         with stream.gate:
             stream.is_open = False
-            unsent, stream.unsent_bytes = stream.unsent_bytes, 0
         with self._lock:
+            unsent, stream.unsent_bytes = stream.unsent_bytes, 0
             self._turns.pop(stream, None)
             stream.pieces.clear()
         return unsent
@@ -118,7 +117,8 @@ class SendQueue:
                 if not stream.is_open:
                     continue
                 used = stream.pool.gather(piece.slots, stream.part(piece.region), out)
-                stream.unsent_bytes -= used
+                with self._lock:
+                    stream.unsent_bytes -= used
             checksum = zlib.crc32(out[:used].numpy().data) if self._checksums else 0
             return ChunkHeader(
                 seq, stream.number, piece.region, used, checksum, is_last=not self.has_work

@@ -318,9 +318,9 @@ class SinkSide:
         for handoff in list(peer.receiving.values()):
             core = handoff.core
             # One that has received nothing may yet ride on the next generation: its `Complete`
-            # says which.
+            # says which. One that has received everything needs no link.
             hit = core.has_received or core.state is SinkState.SETTLING
-            if hit and core.state in SINK_RESERVED:
+            if hit and core.remaining and core.state in SINK_RESERVED:
                 self._perform(handoff, core.link_lost(reason, now))
 
     def _up(self, peer: SourcePeer, generation: int | None) -> LinkCore | None:
@@ -338,15 +338,22 @@ class SinkSide:
         for handoff in list(self._handoffs.values()):
             self._perform(handoff, handoff.core.on_time(now))
         for peer in list(self._peers.values()):
-            reason = None if peer.link is None else peer.link.on_time(now)
+            link = self._watched(peer)
+            reason = None if link is None else link.on_time(now)
             if reason is not None:
                 self._end_link(peer, reason)
 
     def wakes_at(self) -> float | None:
         """When `on_time` is due next."""
         times = [handoff.core.wakes_at for handoff in self._handoffs.values()]
-        times += [peer.link.wakes_at for peer in self._peers.values() if peer.link]
+        links = [self._watched(peer) for peer in self._peers.values()]
+        times += [link.wakes_at for link in links if link is not None]
         return min((time for time in times if time is not None), default=None)
+
+    def _watched(self, peer: SourcePeer) -> LinkCore | None:
+        """Its link, unless that rests: the source closes it then, for it knows what will come."""
+        link = peer.link
+        return None if link is None or link.state is LinkState.IDLE else link
 
     # --- effects ---
 
