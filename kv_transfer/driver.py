@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from kvferry.ids import Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
-    from mem_cache.kv_pool import KvPool
     from mem_cache.request_kv import RequestKV
 
 
@@ -85,17 +84,15 @@ class HandoffDriver:
         loop: asyncio.AbstractEventLoop,
         link_host: str = "127.0.0.1",
         factories: Mapping[str, LinkFactory] | None = None,
-        rank_pools: tuple[KvPool, ...] = (),
         trace: Callable[[str, HandoffKey, str], None] | None = None,
         source_host: SourceHost | None = None,
         sink_host: SinkHost | None = None,
     ) -> None:
         """`link_host` is the local address that links bind; `factories` replace the transports.
 
-        `rank_pools`: the pools of all tensor-parallel ranks, that of `kv_cache` first, if there
-        are several. Raises `ConfigError` if a staging buffer does not hold the KV of one token.
+        Raises `ConfigError` if a staging buffer does not hold the KV of one token.
         """
-        pools = rank_pools or (kv_cache.pool,)
+        pools = kv_cache.rank_pools
         layout = kv_cache.layout
         if config.staging_buffer_bytes < layout.bytes_per_token:
             raise ConfigError(

@@ -40,15 +40,31 @@ def build_kv_cache(
     device: str = "cpu",
     *,
     window: int | None = None,
+    ranks: int = 1,
 ) -> KVCache:
     """A worker's KV, sized by `config.memory_bytes`.
 
-    `layout.page_size` is what counts; it comes from `config.page_size`. Raises `ConfigError` if
-    the budget cannot hold one request of `context_length` tokens.
+    `layout.page_size` is what counts; it comes from `config.page_size`. `layout` is that of one of
+    `ranks` tensor-parallel ranks. Raises `ConfigError` if the budget cannot hold one request of
+    `context_length` tokens.
     """
     assert layout.page_size == config.page_size, "layout and configuration differ in page size"
-    num_slots = slots_for_budget(config.memory_bytes, layout, config.rows, context_length)
-    return assemble_kv_cache(layout, config, num_slots, context_length, device, window=window)
+    num_slots = slots_for_budget(config.memory_bytes, layout, config.rows, context_length, ranks)
+    cache = assemble_kv_cache(layout, config, num_slots, context_length, device, window=window)
+    add_rank_pools(cache, ranks, device)
+    return cache
+
+
+def add_rank_pools(cache: KVCache, ranks: int, device: str = "cpu") -> None:
+    """Make the KV of a cache that of `ranks` tensor-parallel ranks.
+
+    Each has a pool of the same layout and slots, for other heads of the same tokens. Raises
+    `ConfigError` with a host tier, which knows one pool.
+    """
+    if ranks > 1 and cache.tier is not None:
+        raise ConfigError("cache.host.memory_bytes", f"must be 0: a worker has {ranks} ranks")
+    others = (build_kv_pool(cache.layout, cache.num_slots, device) for _ in range(1, ranks))
+    cache.rank_pools = (cache.pool, *others)
 
 
 def assemble_kv_cache(

@@ -69,6 +69,8 @@ class KVCache:
     ) -> None:
         self.layout: PagedLayout = pool.layout
         self.pool = pool
+        self.rank_pools: tuple[KvPool, ...] = (pool,)
+        """One per tensor-parallel rank, each with its heads of every slot; `pool` is rank 0's."""
         self.rows = rows
         self.allocator = allocator
         self.tree = tree
@@ -159,7 +161,9 @@ class KVCache:
         (row,) = self.rows.alloc([twin]) or (0,)
         self.rows.write(row, 0, self.rows.read(parents_row, 0, shared))
         self.rows.write(row, shared, own)
-        self.pool.copy(self.rows.read(parents_row, shared, computed), own[: computed - shared])
+        copied = self.rows.read(parents_row, shared, computed)
+        for pool in self.rank_pools:
+            pool.copy(copied, own[: computed - shared])
         twin.window_start = kv.window_start
         twin.prefix_len = twin.cache_protected_len = shared
         twin.committed_len, twin.allocated_len = computed, shared + len(own)

@@ -83,18 +83,22 @@ class KvPool(Protocol):
         ...
 
 
-def slots_for_budget(memory_bytes: int, layout: PagedLayout, rows: int, context_length: int) -> int:
+def slots_for_budget(
+    memory_bytes: int, layout: PagedLayout, rows: int, context_length: int, ranks: int = 1
+) -> int:
     """Usable slots, in whole pages, that fit a budget with the row table and dummy page 0.
 
-    Raises `ConfigError` naming `cache.memory_bytes` if not even one request of `context_length`
-    tokens would fit: it could be admitted but never finish.
+    `ranks`: pools of this layout, one per tensor-parallel rank, that share the budget. Raises
+    `ConfigError` naming `cache.memory_bytes` if not even one request of `context_length` tokens
+    would fit: it could be admitted but never finish.
     """
     width = layout.round_up(context_length)
+    token_bytes = ranks * layout.bytes_per_token
     row_table = _ROW_ENTRY_BYTES * (rows + 1) * width
-    fixed = row_table + layout.page_size * layout.bytes_per_token
-    slots = layout.round_down(max(0, memory_bytes - fixed) // layout.bytes_per_token)
+    fixed = row_table + layout.page_size * token_bytes
+    slots = layout.round_down(max(0, memory_bytes - fixed) // token_bytes)
     if slots < width:
-        needed = fixed + width * layout.bytes_per_token
+        needed = fixed + width * token_bytes
         raise ConfigError(
             "cache.memory_bytes",
             f"is {memory_bytes}; a request of {context_length} tokens (model.context_length) and "
