@@ -5,9 +5,11 @@
 | fetch, abort_fetch | engine | the sink's host wants KV, or no longer |
 | scheduled, held, computing, computed, finished | engine | the source's host makes progress |
 | abort_source | engine | the source's host gives up |
+| offer | engine | the sink's host gives KV back after a handoff |
 | handle | engine | an event came through `post` |
 | tick, next_deadline | engine | between steps |
 | handoffs_open, counters, link_bytes_per_s | engine | for load reports |
+| announce | any | once, before the first handoff |
 | servicer, wait_closed | loop | start and end of the worker's gRPC server |
 | close | engine | once, at the end |
 
@@ -39,6 +41,7 @@ from kv_transfer.protocol.messages import (
     FirstToken,
     Grant,
     Hello,
+    KvOffer,
     LinkDown,
     LinkRendezvous,
     LinkSignal,
@@ -50,19 +53,21 @@ from kv_transfer.session_hub import HandoffServicer, SessionHub
 from kv_transfer.sink_side import SinkSide
 from kv_transfer.source_side import SourceSide
 from kvferry.errors import ConfigError
+from kvferry.generation import PrefillSource
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping
 
-    from kv_transfer.hosts import SinkHost, SourceHost
+    from kv_transfer.hosts import OfferHost, SinkHost, SourceHost
     from kv_transfer.links.interface import LinkFactory
     from kv_transfer.protocol.key import HandoffKey
+    from kv_transfer.session import Session
     from kvferry.cache_key import CacheUse
     from kvferry.clock import Clock
     from kvferry.config import HandoffConfig
     from kvferry.errors import KvferryError
-    from kvferry.generation import OutputToken, PrefillSource
+    from kvferry.generation import OutputToken
     from kvferry.ids import Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
@@ -116,6 +121,7 @@ class HandoffDriver:
         self._hub = SessionHub(hello, loop, post, factories, config.link_timeout_s, clock)
         self._source = SourceSide(self._endpoint)
         self._sink = SinkSide(self._endpoint, self._hub)
+        self._address: str | None = None
         self.set_hosts(source_host, sink_host)
         self._handlers: dict[type, Callable[[Any], None]] = {
             SessionOpened: self._on_session_opened,
@@ -127,10 +133,20 @@ class HandoffDriver:
             LinkFailed: self._on_link_failed,
         }
 
-    def set_hosts(self, source_host: SourceHost | None, sink_host: SinkHost | None) -> None:
-        """Before the first handoff: who computes prompts and who decodes."""
+    def set_hosts(
+        self,
+        source_host: SourceHost | None,
+        sink_host: SinkHost | None,
+        offer_host: OfferHost | None = None,
+    ) -> None:
+        """Before the first handoff: who computes prompts, who decodes, who takes KV back."""
         self._source.host = source_host
         self._sink.host = sink_host
+        self._offer_host = offer_host
+
+    def announce(self, address: str) -> None:
+        """Where this worker serves sessions; until then it offers nothing."""
+        self._address = address
 
     # --- sink side ---
 
@@ -156,6 +172,20 @@ class HandoffDriver:
     def abort_fetch(self, key: HandoffKey, reason: str) -> None:
         """End it here and now. No callback follows; the host releases its slots itself."""
         self._sink.abort(key, reason)
+
+    def offer(
+        self, source: PrefillSource, key: HandoffKey, tokens: TokenIds, cache_use: CacheUse
+    ) -> None:
+        """Tell a worker that computed a prompt for us what it may fetch back, under `key`.
+
+        Nothing comes of it, and it is counted, where there is no session with it any more.
+        """
+        session = self._sink.session_with(source)
+        if session is None or self._address is None:
+            self._endpoint.counters["offers_unsent"] += 1
+            return
+        self._endpoint.counters["offers_sent"] += 1
+        session.send(KvOffer(key, self._address, tokens, cache_use))
 
     # --- source side ---
 
@@ -274,8 +304,24 @@ class HandoffDriver:
                 not session.is_source
             ):
                 self._sink.on_message(session, message)
+            case KvOffer() if session.is_source:
+                self._on_offer(session, message)
             case LinkRendezvous() | LinkSignal():
                 """The loop thread has given it to the link."""
             case _:
                 self._endpoint.counters["illegal_messages"] += 1
                 session.close(f"{type(message).__name__} from the wrong side")
+
+    def _on_offer(self, session: Session, offer: KvOffer) -> None:
+        """Whoever offers is the source of what it offers, and we would be the sink."""
+        counters, peer = self._endpoint.counters, self._source.peer_of(session)
+        if peer is None:
+            counters["late_messages"] += 1
+            return
+        pair = (offer.key.source_incarnation, offer.key.sink_incarnation)
+        if pair != (peer.incarnation, self._endpoint.hello.incarnation):
+            counters["illegal_messages"] += 1
+            return
+        holder = PrefillSource(peer.worker_id, offer.address, peer.incarnation)
+        taken = self._offer_host is not None and self._offer_host.offered(offer, holder)
+        counters["offers_taken" if taken else "offers_declined"] += 1

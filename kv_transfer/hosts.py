@@ -7,6 +7,7 @@
 | SinkHost | reserve | once per offer | open an inbound request, or nothing |
 | | first_tokens | at most once, before the end | stream them |
 | | adopted or failed | one of them, unless the host aborted | run it, or release it |
+| OfferHost | offered | whenever a peer gives KV back | fetch it, or nothing |
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
+    from kv_transfer.protocol.messages import KvOffer
     from kvferry.cache_key import CacheUse
     from kvferry.errors import KvferryError
-    from kvferry.generation import AttemptUsage, OutputToken
+    from kvferry.generation import AttemptUsage, OutputToken, PrefillSource
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
@@ -77,4 +79,12 @@ class SinkHost(Protocol):
         `HandoffFailed`, which may be tried again; `Overloaded` or an error of kind INVALID_INPUT
         where the source has refused the prompt for that reason.
         """
+        ...
+
+
+class OfferHost(Protocol):
+    """The side that may take KV back from workers that it computed prompts for."""
+
+    def offered(self, offer: KvOffer, holder: PrefillSource) -> bool:
+        """Fetch it from `holder` under the key of the offer, or return False: not wanted."""
         ...

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kv_transfer.hosts import SinkHost
     from kv_transfer.protocol.effects import Effect, Effects
     from kv_transfer.protocol.key import HandoffKey
+    from kv_transfer.protocol.messages import ToEither, ToSink
     from kv_transfer.session import Session
     from kv_transfer.session_hub import SessionHub
     from kvferry.cache_key import CacheUse
@@ -149,6 +150,11 @@ class SinkSide:
 
     # --- sessions ---
 
+    def session_with(self, source: PrefillSource) -> Session | None:
+        """The session with that incarnation of a source, if there is one."""
+        peer = self._by_address.get((source.address, source.incarnation))
+        return None if peer is None else peer.session
+
     def session_lost(self, session: Session, reason: str) -> None:
         """End everything with that source at once."""
         peer = self._peers.pop(session, None)
@@ -168,16 +174,7 @@ class SinkSide:
             self.session_lost(session, reason)
 
     def on_message(
-        self,
-        session: Session,
-        message: Ready
-        | FirstToken
-        | Complete
-        | Closed
-        | Abort
-        | Aborted
-        | LinkRendezvous
-        | LinkDown,
+        self, session: Session, message: ToSink | ToEither | LinkRendezvous | LinkDown
     ) -> None:
         """A message of a source."""
         peer = self._peers.get(session)

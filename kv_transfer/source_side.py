@@ -153,6 +153,11 @@ class SourceSide:
         self._endpoint.counters["sessions_opened"] += 1
         self._peers[session] = SinkPeer(session, hello, self._endpoint.config.staging_buffer_bytes)
 
+    def peer_of(self, session: Session) -> Hello | None:
+        """Who speaks in a session; None if it has ended."""
+        peer = self._peers.get(session)
+        return None if peer is None else peer.hello
+
     def session_lost(self, session: Session, reason: str) -> None:
         """End everything with that sink at once."""
         peer = self._peers.pop(session, None)

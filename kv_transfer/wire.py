@@ -14,6 +14,7 @@ from kv_transfer.protocol.messages import (
     FirstToken,
     Grant,
     Hello,
+    KvOffer,
     LinkDown,
     LinkRendezvous,
     LinkSignal,
@@ -74,6 +75,15 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
                     sampling=sampling_to_wire(message.sampling),
                     layout_hash=message.layout_hash,
                     held_only=message.held_only,
+                    **cache_use_fields(message.cache_use),
+                )
+            )
+        case KvOffer():
+            return pb.HandoffMessage(
+                kv_offer=pb.KvOffer(
+                    key=key_to_wire(message.key),
+                    address=message.address,
+                    tokens=message.tokens.tolist(),
                     **cache_use_fields(message.cache_use),
                 )
             )
@@ -195,6 +205,16 @@ def _prefill(message: pb.HandoffMessage) -> Prefill:
     )
 
 
+def _kv_offer(message: pb.HandoffMessage) -> KvOffer:
+    offer = message.kv_offer
+    return KvOffer(
+        key_from_wire(offer.key),
+        offer.address,
+        token_ids_from_wire(offer.tokens),
+        cache_use_from_wire(offer),
+    )
+
+
 def _first_token(message: pb.HandoffMessage) -> FirstToken:
     first = message.first_token
     return FirstToken(key_from_wire(first.key), tuple(map(_token_from_wire, first.tokens)))
@@ -266,6 +286,7 @@ _ERROR_KINDS = {kind.value: kind for kind in ErrorKind}
 _READERS: dict[str, Callable[[pb.HandoffMessage], SessionMessage]] = {
     "hello": _hello,
     "prefill": _prefill,
+    "kv_offer": _kv_offer,
     "ready": _ready,
     "grant": lambda m: Grant(key_from_wire(m.grant.key), m.grant.resume_at, m.grant.stream),
     "busy": lambda m: Busy(key_from_wire(m.busy.key)),

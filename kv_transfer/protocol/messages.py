@@ -163,6 +163,21 @@ class LinkDown:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KvOffer:
+    """Sink to source, outside of any handoff: I hold the KV of these tokens; fetch it if you like.
+
+    Nobody answers it and nobody waits: whoever wants the KV asks with `Prefill`, roles exchanged.
+    """
+
+    key: HandoffKey
+    """Of the handoff in which it can be fetched: the one that offers is its source."""
+    address: str
+    """Where the one that offers serves sessions."""
+    tokens: TokenIds
+    cache_use: CacheUse
+
+
 ToSource: TypeAlias = Prefill | Grant | Busy | Received
 ToSink: TypeAlias = Ready | FirstToken | Complete | Closed
 ToEither: TypeAlias = Abort | Aborted
@@ -170,4 +185,4 @@ HandoffMessage: TypeAlias = ToSource | ToSink | ToEither
 """Messages that belong to one handoff and carry its key."""
 
 LinkMessage: TypeAlias = LinkRendezvous | LinkSignal | LinkDown
-SessionMessage: TypeAlias = Hello | HandoffMessage | LinkMessage
+SessionMessage: TypeAlias = Hello | HandoffMessage | LinkMessage | KvOffer

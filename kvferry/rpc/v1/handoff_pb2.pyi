@@ -20,7 +20,7 @@ class HandoffKey(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., sink_incarnation: _Optional[int] = ...) -> None: ...
 
 class HandoffMessage(_message.Message):
-    __slots__ = ("hello", "prefill", "ready", "grant", "busy", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "link_signal", "link_down")
+    __slots__ = ("hello", "prefill", "ready", "grant", "busy", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "link_signal", "link_down", "kv_offer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class HandoffMessage(_message.Message):
     LINK_RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     LINK_SIGNAL_FIELD_NUMBER: _ClassVar[int]
     LINK_DOWN_FIELD_NUMBER: _ClassVar[int]
+    KV_OFFER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prefill: Prefill
     ready: Ready
@@ -49,7 +50,8 @@ class HandoffMessage(_message.Message):
     link_rendezvous: LinkRendezvous
     link_signal: LinkSignal
     link_down: LinkDown
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., link_signal: _Optional[_Union[LinkSignal, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ...) -> None: ...
+    kv_offer: KvOffer
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., aborted: _Optional[_Union[Aborted, _Mapping]] = ..., link_rendezvous: _Optional[_Union[LinkRendezvous, _Mapping]] = ..., link_signal: _Optional[_Union[LinkSignal, _Mapping]] = ..., link_down: _Optional[_Union[LinkDown, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("worker_id", "incarnation", "layout_hash", "staging_buffer_bytes", "heads", "ranks", "host")
@@ -212,3 +214,19 @@ class LinkDown(_message.Message):
     link_generation: int
     reason: str
     def __init__(self, link_generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class KvOffer(_message.Message):
+    __slots__ = ("key", "address", "tokens", "extra_key", "sharing", "priority")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    key: HandoffKey
+    address: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    extra_key: str
+    sharing: _inference_pb2.Sharing
+    priority: int
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., address: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., extra_key: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...

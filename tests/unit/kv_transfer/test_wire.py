@@ -60,9 +60,18 @@ def test_prefill_survives_the_wire():
     assert (came.key, came.cache_use, came.layout_hash) == (KEY, USE, "hash")
 
 
+def test_an_offer_survives_the_wire():
+    sent = m.KvOffer(KEY, "127.0.0.1:1", np.array([1, 2**31 - 1], np.int32), USE)
+    came = through_bytes(sent)
+    assert came.tokens.dtype == np.int32
+    assert came.tokens.tolist() == sent.tokens.tolist()
+    assert (came.key, came.address, came.cache_use) == (KEY, "127.0.0.1:1", USE)
+
+
 def test_every_kind_of_the_wire_is_read():
     kinds = {field.name for field in pb.HandoffMessage.DESCRIPTOR.oneofs_by_name["kind"].fields}
-    read = {message_to_wire(message).WhichOneof("kind") for message in MESSAGES} | {"prefill"}
+    read = {message_to_wire(message).WhichOneof("kind") for message in MESSAGES}
+    read |= {"prefill", "kv_offer"}
     assert kinds == read
 
 
