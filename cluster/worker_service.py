@@ -53,7 +53,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                     f"incarnation {request.incarnation} of {self._info.worker_id} is gone"
                 )
             attempt = attempt_request_from_wire(request)
-            stream = AttemptStream()
+            stream = AttemptStream(attempt.sampling.n)
             self._step_loop.post(StartAttempt(attempt, stream))
             try:
                 async for output in stream.outputs(self._step_loop.is_alive):

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 class AttemptStream:
     """One attempt's outputs. Written through an `Outbox`, read on the event loop.
 
-    Not bounded by itself: an attempt has at most `max_tokens` outputs.
+    Not bounded by itself: a sample has at most `max_tokens` outputs with tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, samples: int = 1) -> None:
+        self._samples_left = samples
         self._queue: asyncio.Queue[AttemptOutput | KvferryError] = asyncio.Queue()
 
     async def outputs(self, is_alive: Callable[[], bool]) -> AsyncIterator[AttemptOutput]:
-        """Outputs up to and with the one that has `finish`. Raises the error that ended it.
+        """Outputs up to and with the `finish` of the last sample. Raises the error that ended it.
 
         `is_alive` tells whether somebody still writes; once it is False and nothing is left to
         read, `WorkerUnavailable` is raised.
@@ -39,7 +40,8 @@ class AttemptStream:
             if isinstance(item, KvferryError):
                 raise item
             yield item
-            if item.finish is not None:
+            self._samples_left -= item.finish is not None
+            if self._samples_left == 0:
                 return
 
     def deliver(self, item: AttemptOutput | KvferryError) -> None:

@@ -52,18 +52,20 @@ class CancelAttempt:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """An attempt in flight. `first` is the source's token, kept until the KV is adopted.
+    """An attempt in flight.
 
     `source` is set until its handoff begins, `key` from then until it ends.
     """
 
     request: Request
+    """Of sample 0; those of the others are its siblings."""
     stream: AttemptStream
     source: PrefillSource | None
     key: HandoffKey | None = None
     refused_at: float | None = None
     """When an offer of its source was first refused."""
-    first: OutputToken | None = None
+    firsts: tuple[OutputToken, ...] = ()
+    """The source's tokens, one per sample, kept until the KV is adopted."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
 
 
@@ -136,29 +138,29 @@ class Intake:
         entry.refused_at = None
         return request.kv
 
-    def first_token(self, key: HandoffKey, token: OutputToken) -> None:
-        """Stream the source's token at once; the rest of the KV may still be on its way.
+    def first_tokens(self, key: HandoffKey, tokens: tuple[OutputToken, ...]) -> None:
+        """Stream the source's tokens at once; the rest of the KV may still be on its way.
 
-        Raises `InvalidInput` for what is no token of the model.
+        Raises `InvalidInput` for what is no token of the model, and unless each sample has one.
         """
-        self._engine.check_token(token.token_id)
         entry = self._by_key[key]
-        entry.first = token
-        self._outbox.put(entry.stream, AttemptOutput((token,)))
+        self._engine.check_firsts(entry.request, tokens)
+        entry.firsts = tokens
+        self.tokens(entry.request, tokens)
 
     def adopted(self, key: HandoffKey, usage: AttemptUsage) -> None:
         """All KV is here and ours: decode."""
         entry = self._by_key.pop(key)
-        assert entry.first is not None, f"{key}: adopted without a first token"
+        assert entry.firsts, f"{key}: adopted without a first token"
         entry.key = None
         self._tell_usage(entry, usage)
-        self._engine.adopt(entry.request, entry.first)
+        self._engine.adopt(entry.request, entry.firsts)
 
     def failed(self, key: HandoffKey, error: KvferryError) -> None:
         """The KV will not arrive: give the reservation back and tell the router."""
         entry = self._by_key.pop(key)
         entry.key = None
-        self._end_request(entry)
+        self._end_requests(entry)
         self._close(entry, error)
 
     # --- RequestListener -----------------------------------------------------------------------
@@ -171,17 +173,27 @@ class Intake:
         )
         self._tell_usage(entry, usage)
 
+    def computing(self, request: Request, tokens: int, layers: int) -> None:
+        """Nobody else waits for a prompt computed here."""
+
     def computed(self, request: Request) -> None:
         """A chunk of a prompt computed here; nobody else waits for it."""
 
-    def token(self, request: Request, token: OutputToken) -> None:
-        """One more token of the answer."""
-        self._outbox.put(self._attempts[request.id].stream, AttemptOutput((token,)))
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
+        """One more token of one sample, or the first ones of all."""
+        stream = self._attempts[request.id].stream
+        for sample, token in enumerate(tokens, request.sample):
+            self._outbox.put(stream, AttemptOutput((token,), sample=sample))
 
     def finished(self, request: Request, reason: FinishReason) -> None:
-        """The answer is complete."""
+        """One sample is complete; the attempt is when all are."""
         entry = self._attempts[request.id]
-        self._close(entry, AttemptOutput((), AttemptFinish(reason, entry.usage)))
+        finish = AttemptFinish(reason, entry.usage)
+        end = AttemptOutput((), finish, sample=request.sample)
+        if all(sample.stage is Stage.ENDED for sample in entry.request.samples):
+            self._close(entry, end)
+        else:
+            self._outbox.put(entry.stream, end)
 
     # --- the attempt's life --------------------------------------------------------------------
 
@@ -249,7 +261,7 @@ class Intake:
             self._driver.abort_fetch(entry.key, "cancelled")
             del self._by_key[entry.key]
             entry.key = None
-        self._end_request(entry)
+        self._end_requests(entry)
         self._close(entry, RequestCancelled("cancelled by the router"))
 
     def _tell_usage(self, entry: _Attempt, usage: AttemptUsage) -> None:
@@ -257,9 +269,10 @@ class Intake:
         entry.usage = usage
         self._outbox.put(entry.stream, AttemptOutput((), usage=usage))
 
-    def _end_request(self, entry: _Attempt) -> None:
-        if entry.request.stage is not Stage.ENDED:
-            self._engine.end(entry.request)
+    def _end_requests(self, entry: _Attempt) -> None:
+        for sample in entry.request.samples:
+            if sample.stage is not Stage.ENDED:
+                self._engine.end(sample)
 
     def _close(self, entry: _Attempt, end: AttemptOutput | KvferryError) -> None:
         """The one end of an attempt."""

@@ -30,6 +30,14 @@ never a victim; it is in A, or all others yield to it, and alone it fits (`check
 can only have to wait for F, whose handoffs and copies have deadlines. Since nobody overtakes the
 oldest waiting request, each waiting request becomes the oldest, and is admitted at the latest when
 everyone before it has ended.
+
+**Several samples.** Until its prompt is computed, a request for n samples is promised all of them,
+n rows and the pages that n answers do not share (`_promise`), as far as one worker can have that.
+So when it parts there normally is room for all. Where others have outrun their promises there may
+be none for some: such a sample waits in its order of arrival with its first token and is admitted
+like any other request, its prompt found in the cache. A sample is let in (`try_fork`) by the same
+tests as everybody else, so the proof needs no case of its own; the samples of one request have
+consecutive arrivals, so a horizon never parts them before they part.
 """
 
 from __future__ import annotations
@@ -38,8 +46,10 @@ import math
 from typing import TYPE_CHECKING
 
 from engine.request import Stage
+from kvferry.cache_key import Sharing
 from kvferry.errors import InvalidInput
-from mem_cache.errors import OutOfRows
+from mem_cache.chunk_cache import ChunkCache
+from mem_cache.errors import OutOfRows, OutOfSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +66,7 @@ class Admission:
         """Arrival of the youngest request that came back; 0 before the first."""
         self._kv_cache = kv_cache
         self._output_reserve = output_reserve
+        self._publishes = not isinstance(kv_cache.tree, ChunkCache)
 
     def check_fits_alone(self, request: Request) -> None:
         """Raise `InvalidInput` for a request that an empty worker could not hold."""
@@ -80,7 +91,8 @@ class Admission:
         `admitted` are the requests that hold KV now, `expected` those for whom room is kept. False:
         not now; nothing has changed.
         """
-        if not self._open(request):
+        admitted = list(admitted)
+        if not self._has_rows(request, admitted) or not self._open(request):
             return False
         # Looked at after the prefix is locked: a hit takes capacity that could be evicted.
         if request.retractions:
@@ -94,13 +106,32 @@ class Admission:
         return fits
 
     def is_expected_to_fit(
-        self, request: Request, admitted: Iterable[Request], expected: list[Request]
+        self, request: Request, admitted: list[Request], expected: list[Request]
     ) -> bool:
         """Whether KV that another worker computes could be taken in now, without looking for what
         of it is cached."""
-        if self._kv_cache.rows.num_free <= len(expected):
+        if not self._has_rows(request, admitted, expected):
             return False
         return sum(map(self.promised, [*expected, request])) <= self.slack(admitted)
+
+    def try_fork(self, parent: Request, sample: Request, admitted: list[Request]) -> bool:
+        """Give a sample the KV of the prompt that `parent` has just computed, and its promise.
+
+        Whole pages are shared, the rest is copied. False: not now; nothing has changed.
+        """
+        copied = self._rounded(parent.prompt_len) - self._shared_len(parent)
+        # What it has after the copy is part of what it is promised.
+        wanted = self.promised(sample) - self._shared_len(parent)
+        is_assured = sample.arrival <= self.horizon
+        room = self._assured_slack(admitted, self.horizon) if is_assured else self.slack(admitted)
+        at_once = self.available - self.reserved(admitted)
+        if wanted > room or copied > at_once or self._free_rows(admitted) < 1:
+            return False
+        try:
+            sample.kv = self._kv_cache.fork(parent.held_kv, sample.id)
+        except (OutOfRows, OutOfSlots):
+            return False
+        return True
 
     def retract(self, request: Request) -> None:
         """Take the KV of a running request; what is computed stays as evictable cache."""
@@ -153,6 +184,19 @@ class Admission:
 
     # --- inside ---------------------------------------------------------------------------------
 
+    def _free_rows(self, admitted: Iterable[Request]) -> int:
+        """Rows that are kept for no sample of an admitted prompt."""
+        return self._kv_cache.rows.num_free - sum(request.forks_due for request in admitted)
+
+    def _has_rows(
+        self, request: Request, admitted: Iterable[Request], expected: Iterable[Request] = ()
+    ) -> bool:
+        """Whether there are rows for all its samples, beside those of others; for as many as the
+        worker has rows, where it has fewer."""
+        taken = sum(1 + other.forks_due for other in expected)
+        wanted = min(1 + request.forks_due, self._kv_cache.rows.num_rows)
+        return taken + wanted <= self._free_rows(admitted)
+
     def _open(self, request: Request) -> bool:
         use = request.cache_use
         try:
@@ -170,9 +214,16 @@ class Admission:
 
     def _assure(self, request: Request, admitted: Iterable[Request]) -> bool:
         """Move the horizon up to `request` if the invariant will hold."""
-        horizon = max(self.horizon, request.arrival)
+        horizon = max(self.horizon, request.last_arrival)
+        if self._assured_slack([*admitted, request], horizon) < 0:
+            return False
+        self.horizon = horizon
+        return True
+
+    def _assured_slack(self, admitted: Iterable[Request], horizon: int) -> int:
+        """Slots that would be left for others if the assured and the fixed had all they may take,
+        and everybody else gave up what he has."""
         kept = [r for r in admitted if r.arrival <= horizon or not r.is_retractable]
-        kept.append(request)
         # Others take no more than they have, or are loading, before they can be retracted.
         to_come = sum(
             self._outstanding(other, horizon)
@@ -181,19 +232,28 @@ class Admission:
             for other in kept
         )
         held = self._kv_cache.held_slots(other.held_kv for other in kept)
-        if to_come + held > self._kv_cache.num_slots:
-            return False
-        self.horizon = horizon
-        return True
+        return self._kv_cache.num_slots - held - to_come
 
     def _promise(self, request: Request, horizon: int) -> int:
+        """Of a prompt with several samples: what they share, and the rest for each of them."""
         longest = request.kv_len_max
-        if request.arrival <= horizon:
-            return self._rounded(longest)
-        share = math.ceil(self._output_reserve * request.sampling.max_tokens)
-        # What the next step computes is promised in any case.
-        least = max(request.prompt_len + share, request.num_tokens)
-        return self._rounded(min(longest, least))
+        if request.arrival > horizon:
+            share = math.ceil(self._output_reserve * request.sampling.max_tokens)
+            # What the next step computes is promised in any case; for a sample that is yet to
+            # part from its prompt that is its first token.
+            least = request.num_tokens + (request.forks_due > 0)
+            longest = min(longest, max(request.prompt_len + share, least))
+        one = self._rounded(longest)
+        if request.forks_due == 0:
+            return one
+        all_of_them = one + request.forks_due * (one - self._shared_len(request))
+        return min(all_of_them, self._kv_cache.num_slots)
+
+    def _shared_len(self, request: Request) -> int:
+        """Tokens of its prompt that its samples will have in common: whole pages, published."""
+        if request.cache_use.sharing is Sharing.PRIVATE or not self._publishes:
+            return 0
+        return request.prompt_len - request.prompt_len % self._kv_cache.page_size
 
     def _outstanding(self, request: Request, horizon: int) -> int:
         return max(0, self._promise(request, horizon) - request.held_kv.allocated_len)

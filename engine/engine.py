@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
+
+import torch
 
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.request import Request, Stage
@@ -11,7 +14,7 @@ from engine.scheduler import Scheduler, StepItem
 from kvferry.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.model_runner import ModelRunner
     from kvferry.clock import Clock
@@ -63,10 +66,14 @@ class Engine:
         if sampling.max_tokens > context_length:
             raise InvalidInput("max_tokens", f"is more than the context of {context_length}")
 
-    def check_token(self, token_id: int) -> None:
-        """Raise `InvalidInput` for a token that a peer chose and the model does not have."""
-        if not 0 <= token_id < self._runner.spec.vocab_size:
-            raise InvalidInput("first_token", f"{token_id} is no token of this model")
+    def check_firsts(self, request: Request, firsts: Sequence[OutputToken]) -> None:
+        """Raise `InvalidInput` unless a peer chose a token of the model for each sample."""
+        if len(firsts) != request.firsts_due:
+            problem = f"are {len(firsts)}, for {request.firsts_due} samples"
+            raise InvalidInput("first_tokens", problem)
+        for token in firsts:
+            if not 0 <= token.token_id < self._runner.spec.vocab_size:
+                raise InvalidInput("first_tokens", f"{token.token_id} is no token of this model")
 
     def submit(self, request: Request) -> None:
         """Queue a request whose prompt is computed here. Raises `Overloaded`, `InvalidInput`."""
@@ -95,16 +102,14 @@ class Engine:
         self.kv_cache.extend(request.kv, request.prompt_len)
         return True
 
-    def adopt(self, request: Request, first: OutputToken) -> None:
+    def adopt(self, request: Request, firsts: Sequence[OutputToken]) -> None:
         """The KV of the whole prompt has arrived and is ours: publish it and decode on.
 
-        `first` is the token the source chose; its listener has been told already.
+        `firsts` are the tokens the source chose, one per sample; the listener has been told.
         """
         assert request.kv is not None, f"{request.id} holds no KV"
         self.kv_cache.checkpoint(request.kv, request.prompt)
-        self.scheduler.start_decoding(request)
-        request.append(first.token_id)
-        self._finish_if_done(request)
+        self._finish_done(self._go_on(request, firsts))
 
     def end(self, request: Request) -> None:
         """End a request in any stage, on its role's decision. The listener is not told.
@@ -132,8 +137,8 @@ class Engine:
             # The listener of one before it may have ended this one.
             if item.request.stage is not Stage.ENDED:
                 self._commit(item)
-        for request, token in sampled:
-            self._take(request, token)
+        for request, tokens in sampled:
+            self._take(request, tokens)
         self.steps += 1
         return True
 
@@ -143,7 +148,8 @@ class Engine:
             request.announced = True
             request.listener.admitted(request)
 
-    def _forward(self, items: Sequence[StepItem]) -> list[tuple[Request, OutputToken]]:
+    def _forward(self, items: Sequence[StepItem]) -> list[tuple[Request, tuple[OutputToken, ...]]]:
+        """Compute a step; the tokens chosen for each request whose known tokens are computed."""
         sequences: list[SequenceStep] = []
         choosing: list[Request] = []
         for item in items:
@@ -163,14 +169,8 @@ class Engine:
                 )
             )
         batch = build_forward_batch(sequences, self.kv_cache.rows, self.kv_cache.page_size)
-        logits = self._runner.forward(batch)
-        if not choosing:
-            return []
-        rows = [
-            SamplingRow(request.sampling, request.prompt, request.output, request.banned_ids)
-            for request in choosing
-        ]
-        return list(zip(choosing, sample(logits, rows), strict=True))
+        logits = self._runner.forward(batch, _layer_hook(items))
+        return [] if not choosing else list(zip(choosing, _choose(logits, choosing), strict=True))
 
     def _commit(self, item: StepItem) -> None:
         request, kv = item.request, item.request.kv
@@ -181,26 +181,38 @@ class Engine:
             self.kv_cache.checkpoint(kv, request.tokens[: item.stop])
             request.listener.computed(request)
 
-    def _take(self, request: Request, token: OutputToken) -> None:
+    def _take(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
         if request.stage is Stage.ENDED:
             return
-        if request.stage is Stage.PREFILLING and request.prefill_only:
+        if request.prefill_only:
             self.scheduler.hold(request)
-            request.listener.token(request, token)
+            request.listener.tokens(request, tokens)
             return
-        if request.stage is Stage.PREFILLING:
-            self.scheduler.start_decoding(request)
-        request.append(token.token_id)
-        request.listener.token(request, token)
-        self._finish_if_done(request)
+        went_on = self._go_on(request, tokens)
+        request.listener.tokens(request, tokens)
+        self._finish_done(went_on)
 
-    def _finish_if_done(self, request: Request) -> None:
-        # A listener may have ended it while it was told of the token.
-        reason = request.finish_reason()
-        if reason is None or request.stage is Stage.ENDED:
-            return
-        self.end(request)
-        request.listener.finished(request, reason)
+    def _go_on(self, request: Request, tokens: Sequence[OutputToken]) -> tuple[Request, ...]:
+        """Take what was chosen; returns whoever has a new token. The samples of a prompt part
+        here: those for which there is no room wait for some, as a retracted request does."""
+        if request.stage is not Stage.DECODING:
+            self.scheduler.start_decoding(request)
+        if request.num_tokens > request.prompt_len:
+            request.append(tokens[0].token_id)
+            return (request,)
+        request.fork([token.token_id for token in tokens])
+        for sibling in request.siblings:
+            self.scheduler.add_sample(request, sibling)
+        return request.samples
+
+    def _finish_done(self, requests: Sequence[Request]) -> None:
+        """End those whose last token ends their answer."""
+        for request in requests:
+            # A listener may have ended it while it was told of the token.
+            reason = request.finish_reason()
+            if reason is not None and request.stage is not Stage.ENDED:
+                self.end(request)
+                request.listener.finished(request, reason)
 
     def _release(self, request: Request, *, publish: bool) -> None:
         kv, request.kv = request.kv, None
@@ -218,3 +230,33 @@ class Engine:
         self.prefill_tokens_per_s = (
             rate if old == 0.0 else _RATE_MEMORY * old + (1 - _RATE_MEMORY) * rate
         )
+
+
+def _layer_hook(items: Sequence[StepItem]) -> Callable[[int], None] | None:
+    """Tells those whose KV may leave while the step still computes; None if there are none."""
+    leaving = [item for item in items if item.request.prefill_only]
+    if not leaving:
+        return None
+
+    def on_layers(layers: int) -> None:
+        for item in leaving:
+            item.request.listener.computing(item.request, item.stop, layers)
+
+    return on_layers
+
+
+def _choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[tuple[OutputToken, ...]]:
+    """The tokens that each request is due, from its row of the logits float32 [R, V]."""
+    rows: list[SamplingRow] = []
+    owners: list[int] = []
+    for owner, request in enumerate(requests):
+        params = request.sampling
+        several = request.firsts_due > 1
+        for index in range(request.firsts_due):
+            own = params.of_sample(index) if several else params
+            rows.append(SamplingRow(own, request.prompt, request.output, request.banned_ids))
+            owners.append(owner)
+    if len(rows) > len(requests):
+        logits = logits[torch.tensor(owners)]
+    tokens = iter(sample(logits, rows))
+    return [tuple(itertools.islice(tokens, request.firsts_due)) for request in requests]

@@ -1,7 +1,12 @@
-"""One sequence inside the engine: its tokens, its KV and where it stands."""
+"""One sequence inside the engine: its tokens, its KV and where it stands.
+
+A request for several samples is one sequence until its prompt is computed. Then it goes on as
+sample 0, and `fork` makes a sequence of every other sample.
+"""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +16,8 @@ import numpy as np
 from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvferry.cache_key import CacheUse
     from kvferry.generation import OutputToken
     from kvferry.ids import AttemptId, TokenIds
@@ -22,7 +29,8 @@ class Stage(Enum):
     """Where a request stands. Each stage but ENDED is in exactly one list of the scheduler."""
 
     WAITING = "waiting"
-    """Accepted; holds no KV. New, or retracted with what it has generated."""
+    """Accepted; holds no KV. New, or with what it has generated: retracted, or a sample without
+    room."""
     EXPECTED = "expected"
     """Its KV is being computed elsewhere; holds nothing here, but room is kept for it."""
     INBOUND = "inbound"
@@ -40,7 +48,9 @@ class Stage(Enum):
 
 
 STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
-    Stage.WAITING: frozenset({Stage.EXPECTED, Stage.LOADING, Stage.PREFILLING, Stage.ENDED}),
+    Stage.WAITING: frozenset(
+        {Stage.EXPECTED, Stage.LOADING, Stage.PREFILLING, Stage.DECODING, Stage.ENDED}
+    ),
     Stage.EXPECTED: frozenset({Stage.INBOUND, Stage.WAITING, Stage.ENDED}),
     Stage.INBOUND: frozenset({Stage.DECODING, Stage.ENDED}),
     Stage.LOADING: frozenset({Stage.PREFILLING, Stage.ENDED}),
@@ -50,7 +60,7 @@ STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
     Stage.ENDED: frozenset(),
 }
 """Back to WAITING: from EXPECTED when its prompt is computed here after all, from PREFILLING and
-DECODING when it is retracted."""
+DECODING when it is retracted. Straight to DECODING: a further sample of a computed prompt."""
 
 _arrivals = itertools.count(1)
 
@@ -58,9 +68,11 @@ _arrivals = itertools.count(1)
 class RequestListener(Protocol):
     """What the engine tells the worker role that submitted a request. On the engine thread.
 
-    For each submitted request: `admitted` once, `computed` once per computed chunk, `token` once
-    per token, then `finished`, unless the role ends it itself with `Engine.end`. A request that is
-    retracted computes chunks again; nothing else is told twice.
+    For each submitted request: `admitted` once, `computed` once per computed chunk, `tokens` for
+    the first token of every sample, and again for each further token of each, then `finished` for
+    each, unless the role ends it itself with `Engine.end`. Samples are told of by requests of
+    their own, `Request.siblings`. A request that is retracted computes chunks again; nothing else
+    is told twice.
     """
 
     def admitted(self, request: Request) -> None:
@@ -68,16 +80,22 @@ class RequestListener(Protocol):
         `request.kv.host_hit_len` of them in a lower tier."""
         ...
 
+    def computing(self, request: Request, tokens: int, layers: int) -> None:
+        """Amid a step, only if `prefill_only`: the KV of tokens [0, tokens) is in the pool in
+        layers [0, layers). Nothing of the engine may be changed now."""
+        ...
+
     def computed(self, request: Request) -> None:
         """`request.kv.committed_len` tokens are in the pool."""
         ...
 
-    def token(self, request: Request, token: OutputToken) -> None:
-        """One more token was chosen."""
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
+        """Tokens were chosen: `tokens[i]` of the sample `request.sample + i`. The first ones of
+        all samples at once, then one of one sample at a time."""
         ...
 
     def finished(self, request: Request, reason: FinishReason) -> None:
-        """The answer is complete and the KV given up."""
+        """The answer of one sample is complete and its KV given up."""
         ...
 
 
@@ -88,8 +106,11 @@ class Request:
         tokens: [prompt_len + max_tokens] int32, of which `num_tokens` are known. Room for one token
             of the answer if `prefill_only`.
         kv: row and slots, from admission to the end.
-        prefill_only: stop after the first token and hold the KV for a handoff.
+        prefill_only: stop after the first tokens and hold the KV for a handoff.
+        sample: which sample of its prompt this is. 0 stands for all until the prompt is computed.
+        siblings: the requests of the other samples, once there are any. Of sample 0 alone.
         arrival: number in the order of arrival at this process, from 1. Kept through a retraction.
+            The samples of one prompt have consecutive numbers.
         announced: whether the listener was told `admitted`.
         retractions: how often its KV was taken away; at most once, see `engine.admission`.
         retracted_len: tokens whose KV it had when that happened.
@@ -107,7 +128,9 @@ class Request:
         "prompt_len",
         "retracted_len",
         "retractions",
+        "sample",
         "sampling",
+        "siblings",
         "stage",
         "stop_ids",
         "tokens",
@@ -140,7 +163,11 @@ class Request:
             self.stop_ids |= frozenset(eos_token_ids)
         self.kv: RequestKV | None = None
         self.stage = Stage.WAITING
+        self.sample = 0
+        self.siblings: tuple[Request, ...] = ()
         self.arrival = next(_arrivals)
+        for _ in range(self.forks_due):
+            next(_arrivals)
         self.announced = False
         self.retractions = 0
         self.retracted_len = 0
@@ -159,6 +186,26 @@ class Request:
     def known(self) -> TokenIds:
         """[num_tokens] int32, prompt and answer so far, a view."""
         return self.tokens[: self.num_tokens]
+
+    @property
+    def samples(self) -> tuple[Request, ...]:
+        """This request and those that were forked from it; index i is sample i of sample 0."""
+        return (self, *self.siblings)
+
+    @property
+    def firsts_due(self) -> int:
+        """Tokens that the next logits are to give: one per sample at the end of the prompt."""
+        return self.sampling.n if self.num_tokens == self.prompt_len else 1
+
+    @property
+    def forks_due(self) -> int:
+        """Requests that this one will be forked into, beside itself, at the end of its prompt."""
+        return 0 if self.prefill_only else self.firsts_due - 1
+
+    @property
+    def last_arrival(self) -> int:
+        """The arrival of the youngest request that this one stands for."""
+        return self.arrival + self.forks_due
 
     @property
     def held_kv(self) -> RequestKV:
@@ -194,6 +241,25 @@ class Request:
         """Take the next token of the answer."""
         self.tokens[self.num_tokens] = token_id
         self.num_tokens += 1
+
+    def fork(self, firsts: Sequence[int]) -> None:
+        """Go on as sample 0 with the first of `firsts`; one sibling begins with each other one."""
+        assert len(firsts) == self.firsts_due, f"{self.id}: {len(firsts)} first tokens"
+        self.siblings = tuple(self._sibling(sample) for sample in range(1, len(firsts)))
+        for request, token_id in zip(self.samples, firsts, strict=True):
+            request.append(token_id)
+
+    def _sibling(self, sample: int) -> Request:
+        sibling = copy.copy(self)
+        sibling.sample = sample
+        sibling.sampling = self.sampling.of_sample(sample)
+        sibling.arrival = self.arrival + sample
+        sibling.tokens = self.tokens.copy()
+        sibling.kv, sibling.stage, sibling.siblings = None, Stage.WAITING, ()
+        sibling.retractions = sibling.retracted_len = 0
+        # Its prompt was announced as that of all samples.
+        sibling.announced = True
+        return sibling
 
     def finish_reason(self) -> FinishReason | None:
         """Whether the last token ends the answer."""

@@ -11,6 +11,8 @@ from engine.request import Request, Stage
 from kvferry.errors import Overloaded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kvferry.config import SchedulerConfig
     from mem_cache.kv_cache import KVCache
     from mem_cache.request_kv import RequestKV
@@ -48,6 +50,8 @@ class Scheduler:
             "retracted_tokens_recomputed": 0,
             "steps_sat_out": 0,
             "admissions_tried": 0,
+            "samples_forked": 0,
+            "samples_queued": 0,
         }
         self._config = config
         self._kv_cache = kv_cache
@@ -111,12 +115,12 @@ class Scheduler:
 
         Room is kept for it from now on, but it holds nothing.
         """
-        if not self._deferred or self._occupied + len(self._expected) >= self._config.running_max:
+        if not self._deferred:
             return None
         request, expected = self._deferred[0], list(self._expected.values())
-        if self._yields(request) or not self._admission.is_expected_to_fit(
-            request, self._admitted(), expected
-        ):
+        if not self._has_places(request, expected) or self._yields(request):
+            return None
+        if not self._admission.is_expected_to_fit(request, self._admitted(), expected):
             return None
         del self._deferred[0]
         request.move_to(Stage.EXPECTED)
@@ -131,7 +135,7 @@ class Scheduler:
 
     def admit_inbound(self, request: Request) -> bool:
         """Reserve KV for an expected request. False: no space now."""
-        if self._occupied >= self._config.running_max or self._yields(request):
+        if not self._has_places(request) or self._yields(request):
             return False
         if not self._admission.try_open(request, self._admitted(), self._expected_before(request)):
             return False
@@ -155,6 +159,22 @@ class Scheduler:
         request.move_to(Stage.DECODING)
         self._decoding[id(request)] = request
         self._changes += 1
+
+    def add_sample(self, parent: Request, sample: Request) -> None:
+        """A sample that shares the computed prompt of `parent`: decode it from the next step on
+        if it fits, else queue it in its order of arrival. One that has ended only passes by."""
+        fits = (
+            sample.finish_reason() is None
+            and self._occupied < self._config.running_max
+            and self._admission.try_fork(parent, sample, self._admitted())
+        )
+        if not fits:
+            self.counters["samples_queued"] += sample.finish_reason() is None
+            self._queue(sample)
+            return
+        self.counters["samples_forked"] += 1
+        sample.move_to(Stage.DECODING)
+        self._decoding[id(sample)] = sample
 
     def hold(self, request: Request) -> None:
         """The prompt's KV is complete and stays for a handoff to read."""
@@ -286,9 +306,18 @@ class Scheduler:
 
     @property
     def _occupied(self) -> int:
-        """Requests that decode, or will without asking again."""
-        inbound = sum(request.stage is Stage.INBOUND for request in self._parked.values())
-        return self.running + inbound
+        """Samples that decode, or will without asking again."""
+        inbound = [r for r in self._parked.values() if r.stage is Stage.INBOUND]
+        to_come = (inbound, self._prefilling.values(), self._loading.values())
+        forks = sum(request.forks_due for requests in to_come for request in requests)
+        return self.running + len(inbound) + forks
+
+    def _has_places(self, request: Request, expected: Iterable[Request] = ()) -> bool:
+        """Whether all its samples may decode beside those that do, or are `expected` to. Where
+        they would not even fit alone, the others wait once it is there."""
+        most = self._config.running_max
+        taken = self._occupied + sum(1 + other.forks_due for other in expected)
+        return taken + min(1 + request.forks_due, most) <= most
 
     @property
     def holding(self) -> int:
@@ -320,7 +349,7 @@ class Scheduler:
         return any(request.retractions for request in self._waiting)
 
     def _admit_oldest(self) -> Request | None:
-        if not self._waiting or self._occupied >= self._config.running_max:
+        if not self._waiting or not self._has_places(self._waiting[0]):
             return None
         request, admitted = self._waiting[0], self._admitted()
         if self._is_still_refused(request, admitted):

@@ -68,6 +68,7 @@ _SCALARS = (
     "max_tokens",
     "min_tokens",
     "logprobs",
+    "n",
 )
 
 
@@ -135,7 +136,9 @@ def cache_use_fields(use: CacheUse) -> dict[str, Any]:
     }
 
 
-def cache_use_from_wire(message: worker.AttemptRequest | handoff.Prefill) -> CacheUse:
+def cache_use_from_wire(
+    message: worker.AttemptRequest | handoff.Prefill | handoff.KvOffer,
+) -> CacheUse:
     """The inverse of `cache_use_fields`. Raises `InvalidInput`."""
     return CacheUse(
         ExtraKey(message.extra_key), sharing_from_wire(message.sharing), message.priority
@@ -205,6 +208,7 @@ def attempt_output_to_wire(output: AttemptOutput) -> worker.AttemptOutput:
             for token in output.tokens
             if token.logprobs is not None
         ],
+        sample=output.sample,
     )
     if output.finish is not None:
         reason = _FINISH_TO_WIRE[output.finish.reason]
@@ -229,7 +233,7 @@ def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
         OutputToken(token_id, logprobs[position] if logprobs else None)
         for position, token_id in enumerate(message.token_ids)
     )
-    return AttemptOutput(tokens, finish, usage)
+    return AttemptOutput(tokens, finish, usage, message.sample)
 
 
 def _usage_fields(source: Any) -> dict[str, Any]:

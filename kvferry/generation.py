@@ -78,7 +78,7 @@ class AttemptUsage:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinish:
-    """The one end of an attempt that succeeded; an attempt that failed ends in an error."""
+    """The one end of a sample that succeeded; an attempt that failed ends in an error."""
 
     reason: FinishReason
     usage: AttemptUsage
@@ -86,9 +86,14 @@ class AttemptFinish:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutput:
-    """Tokens since the last output, and the end if this is the last."""
+    """Tokens of one sample since its last output, and its end if this is its last.
+
+    The attempt ends with the last of its `sampling.n` samples.
+    """
 
     tokens: tuple[OutputToken, ...]
     finish: AttemptFinish | None = None
     usage: AttemptUsage | None = None
     """Set once, as soon as it is known: a router that ends an attempt gets no `finish`."""
+    sample: int = 0
+    """Which of the samples the tokens and the end belong to."""

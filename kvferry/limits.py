@@ -21,6 +21,10 @@ LOGIT_BIAS_ENTRIES_MAX = 1024
 LOGPROBS_MAX = 20
 """As OpenAI's `top_logprobs`."""
 
+SAMPLES_MAX = 16
+"""Answers to one prompt. Each takes a row and a place in the batch of one worker; half of the
+default batch leaves room for others."""
+
 REQUEST_ID_CHARACTERS_MAX = 128
 
 CACHE_SALT_CHARACTERS_MAX = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from kvferry.errors import InvalidInput
 from kvferry.limits import (
     LOGIT_BIAS_ENTRIES_MAX,
     LOGPROBS_MAX,
+    SAMPLES_MAX,
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKEN_IDS_MAX,
@@ -18,6 +19,9 @@ from kvferry.limits import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: odd, so that no two of 2**64 samples have the same seed."""
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -46,6 +50,16 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Alternatives reported beside each chosen token; None reports nothing."""
+    n: int = 1
+    """Samples: independent answers to one prompt, each bounded as a single one would be."""
+
+    def of_sample(self, index: int) -> SamplingParams:
+        """The parameters under which a request of its own gives sample `index`, from 0.
+
+        Its seed is (seed + index * 0x9E3779B97F4A7C15) mod 2**64: sample 0 is what n = 1 gives.
+        """
+        assert 0 <= index < self.n, f"sample {index} of {self.n}"
+        return replace(self, n=1, seed=(self.seed + index * _SEED_STEP) % 2**64)
 
     def validate(self, vocab_size: int) -> None:
         """Raise `InvalidInput` naming the first field out of its range."""
@@ -66,6 +80,7 @@ class SamplingParams:
         _require_range("sampling.seed", self.seed, 0, 2**64 - 1)
         _require_range("sampling.max_tokens", self.max_tokens, 1, 2**31 - 1)
         _require_range("sampling.min_tokens", self.min_tokens, 0, self.max_tokens)
+        _require_range("sampling.n", self.n, 1, SAMPLES_MAX)
         if self.logprobs is not None:
             _require_range("sampling.logprobs", self.logprobs, 0, LOGPROBS_MAX)
 

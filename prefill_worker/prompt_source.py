@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.request import Request, Stage
+from kvferry.errors import InvalidInput
 from kvferry.ids import AttemptId
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ class PromptSource:
         self._requests[key] = request
         self._keys[request] = key
 
+    def start_held(self, key: HandoffKey, prompt: TokenIds, cache_use: CacheUse) -> None:
+        """Refused: this worker gives nothing back."""
+        raise InvalidInput("held_only", "this worker offers no KV that it did not compute for you")
+
     def cancel(self, key: HandoffKey, reason: str) -> None:
         """The handoff was aborted; what is computed stays in the radix cache."""
         self._end(key)
@@ -61,13 +66,17 @@ class PromptSource:
         kv = request.held_kv
         self._driver.scheduled(self._keys[request], kv, kv.prefix_len)
 
+    def computing(self, request: Request, tokens: int, layers: int) -> None:
+        """Some layers of a chunk may leave before the others are computed."""
+        self._driver.computing(self._keys[request], tokens, layers)
+
     def computed(self, request: Request) -> None:
         """A chunk of the prompt may leave."""
         self._driver.computed(self._keys[request], request.held_kv.committed_len)
 
-    def token(self, request: Request, token: OutputToken) -> None:
-        """The whole prompt is computed and the first token of the answer chosen."""
-        self._driver.finished(self._keys[request], token)
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
+        """The whole prompt is computed and the first token of each sample chosen."""
+        self._driver.finished(self._keys[request], tokens)
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """Never called: a prefill-only request is held until the handoff ends it."""

@@ -84,7 +84,8 @@ class AttemptRunner:
     async def run(
         self, request: ValidRequest, control: RequestControl
     ) -> AsyncGenerator[RoutedOutput, None]:
-        """Outputs in order; the last one has `finish`. Closing the generator ends the attempt.
+        """Outputs in order; the last one of each sample has `finish`. Closing the generator ends
+        the attempt.
 
         Raises `KvferryError`: what the request was ended with from outside, or why the last
         attempt failed.
@@ -142,12 +143,14 @@ class AttemptRunner:
         remaining_s = max(0.0, control.deadline - self._clock.now())
         stream = client.generate(_attempt_request(request, attempt, route), remaining_s)
         control.attach(stream)
+        samples_left = request.sampling.n
         try:
             while (output := await stream.read()) is not None:
                 if output.tokens:
                     self._fleet.prefilled(ticket)
                 yield output
-                if output.finish is not None:
+                samples_left -= output.finish is not None
+                if samples_left == 0:
                     return
             raise WorkerUnavailable(f"worker {route.decode.worker_id} ended without a finish")
         finally:

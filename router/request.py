@@ -77,7 +77,7 @@ class ValidRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request cost and where its KV came from."""
+    """What one request cost, with all its samples, and where its KV came from."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -90,24 +90,27 @@ class Usage:
     ttft_ms: float
     """From the arrival of the request to its first token; 0 without any token."""
     itl_ms: float
-    """Mean time between tokens after the first; 0 for fewer than two tokens."""
+    """Mean time between two tokens of a sample; 0 if none has two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why the stream ended."""
+    """Why a sample ended."""
 
     reason: FinishReason
-    usage: Usage
+    usage: Usage | None
+    """Of the whole request; None while other samples go on."""
     stop_string: str = ""
     """The stop string that ended the text, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseChunk:
-    """What is new since the chunk before. Text may lag behind tokens, never the other way."""
+    """What is new of one sample. Text may lag behind tokens, never the other way."""
 
     request_id: RequestId
     text: str
     tokens: tuple[OutputToken, ...]
     finish: Finish | None = None
+    index: int = 0
+    """Which sample."""

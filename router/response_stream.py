@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvferry.generation import AttemptUsage, FinishReason
 from kvferry.ids import Attempt
 from router.request import Finish, ResponseChunk, Usage
-from router.stop_strings import StopScan, StopStringScanner
+from router.sample_text import SampleText
+from router.stop_strings import StopScan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from kvferry.clock import Clock
     from kvferry.generation import OutputToken
     from router.attempts import RoutedOutput
@@ -19,57 +21,39 @@ if TYPE_CHECKING:
     from router.request import ValidRequest
 
 
-@dataclass(slots=True, eq=False)
-class _Timing:
-    arrived_at: float
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-
-    def note(self, now: float) -> None:
-        if self.first_token_at is None:
-            self.first_token_at = now
-        self.last_token_at = now
-
-    def ttft_ms(self) -> float:
-        if self.first_token_at is None:
-            return 0.0
-        return 1000.0 * (self.first_token_at - self.arrived_at)
-
-    def itl_ms(self, tokens: int) -> float:
-        if self.first_token_at is None or self.last_token_at is None or tokens < 2:
-            return 0.0
-        return 1000.0 * (self.last_token_at - self.first_token_at) / (tokens - 1)
-
-
 class ResponseStream:
-    """One client's stream. It outlives attempts: what was shown stays shown."""
+    """One client's stream, of all samples. It outlives attempts: what was shown stays shown."""
 
     def __init__(
         self,
         request: ValidRequest,
-        detokenizer: Detokenizer,
+        new_detokenizer: Callable[[], Detokenizer],
         *,
         eos_token_ids: tuple[int, ...],
         clock: Clock,
         arrived_at: float,
     ) -> None:
         self._request = request
-        self._detokenizer = detokenizer
-        self._scanner = StopStringScanner(request.sampling.stop)
-        self._silent_ids = frozenset(request.sampling.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            self._silent_ids |= frozenset(eos_token_ids)
+        self._samples = [
+            SampleText(request.sampling, new_detokenizer(), eos_token_ids)
+            for _ in range(request.sampling.n)
+        ]
         self._clock = clock
-        self._timing = _Timing(arrived_at)
-        self._completion_tokens = 0
+        self._arrived_at = arrived_at
         self._route: Route | None = None
         self._attempt = Attempt(1)
         self._kv = AttemptUsage()
 
-    def take(self, routed: RoutedOutput) -> ResponseChunk:
-        """What the client gets for one output. It is the last if it has `finish`.
+    @property
+    def is_done(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.is_done for sample in self._samples)
 
-        A stop string finishes the stream although the worker goes on; the caller ends that.
+    def take(self, routed: RoutedOutput) -> ResponseChunk:
+        """What the client gets for one output. It is the sample's last if it has `finish`.
+
+        A stop string finishes a sample although the worker goes on with it: nothing is shown of
+        what comes after. When all have ended, the caller ends the rest.
         """
         if routed.attempt != self._attempt:
             self._kv = AttemptUsage()
@@ -78,62 +62,60 @@ class ResponseStream:
         known = output.usage if output.finish is None else output.finish.usage
         if known is not None:
             self._kv = known
-        if output.tokens:
-            self._timing.note(self._clock.now())
-        text = ""
-        for position, token in enumerate(output.tokens):
-            self._completion_tokens += 1
-            scan = self._scan(self._text_of(token))
-            text += scan.text
-            if scan.stop is not None:
-                seen = output.tokens[: position + 1]
-                return self._chunk(text, seen, self._finish(FinishReason.STOP, scan.stop))
-        if output.finish is None:
-            return self._chunk(text, output.tokens, None)
-        return self._last_chunk(text, output.tokens, output.finish.reason)
+        sample = self._samples[output.sample]
+        if sample.is_done:
+            return ResponseChunk(self._request.request_id, "", (), index=output.sample)
+        count, scan = sample.push(output.tokens, self._clock.now())
+        reason = FinishReason.STOP
+        if scan.stop is None and output.finish is not None:
+            rest = sample.flush()
+            scan = StopScan(scan.text + rest.text, rest.stop)
+            reason = reason if rest.stop is not None else output.finish.reason
+        is_last = scan.stop is not None or output.finish is not None
+        return self._chunk(output.sample, scan, output.tokens[:count], reason if is_last else None)
 
-    def cancelled(self) -> ResponseChunk:
-        """The last chunk of a request that its client ended."""
-        return self._last_chunk("", (), FinishReason.CANCELLED)
-
-    def _text_of(self, token: OutputToken) -> str:
-        """The token that ends an answer is told as an id but has no text."""
-        if token.token_id in self._silent_ids:
-            return ""
-        return self._detokenizer.push(token.token_id)
-
-    def _scan(self, text: str) -> StopScan:
-        if self._completion_tokens <= self._request.sampling.min_tokens:
-            return StopScan(text)
-        return self._scanner.push(text)
-
-    def _last_chunk(
-        self, text: str, tokens: tuple[OutputToken, ...], reason: FinishReason
-    ) -> ResponseChunk:
-        """Show what was held back as well; it may still complete a stop string."""
-        scan = self._scan(self._detokenizer.flush())
-        text += scan.text
-        if scan.stop is not None:
-            return self._chunk(text, tokens, self._finish(FinishReason.STOP, scan.stop))
-        text += self._scanner.flush()
-        return self._chunk(text, tokens, self._finish(reason, ""))
+    def cancelled(self) -> list[ResponseChunk]:
+        """The last chunks of a request that its client ended, one for each unfinished sample."""
+        chunks = []
+        for index, sample in enumerate(self._samples):
+            if not sample.is_done:
+                scan = sample.flush()
+                reason = FinishReason.CANCELLED if scan.stop is None else FinishReason.STOP
+                chunks.append(self._chunk(index, scan, (), reason))
+        return chunks
 
     def _chunk(
-        self, text: str, tokens: tuple[OutputToken, ...], finish: Finish | None
+        self,
+        index: int,
+        scan: StopScan,
+        tokens: Sequence[OutputToken],
+        reason: FinishReason | None,
     ) -> ResponseChunk:
-        return ResponseChunk(self._request.request_id, text, tokens, finish)
+        finish = None
+        if reason is not None:
+            self._samples[index].is_done = True
+            usage = self._usage() if self.is_done else None
+            finish = Finish(reason, usage, scan.stop or "")
+        return ResponseChunk(self._request.request_id, scan.text, tuple(tokens), finish, index)
 
-    def _finish(self, reason: FinishReason, stop_string: str) -> Finish:
+    def _usage(self) -> Usage:
         route = self._route
         source = None if route is None or route.prefill is None else route.prefill.worker_id
-        usage = Usage(
+        return Usage(
             prompt_tokens=int(self._request.prompt.size),
-            completion_tokens=self._completion_tokens,
+            completion_tokens=sum(sample.tokens for sample in self._samples),
             attempt=self._attempt,
             decode_worker=None if route is None else route.decode.worker_id,
             prefill_worker=source,
             kv=self._kv,
-            ttft_ms=self._timing.ttft_ms(),
-            itl_ms=self._timing.itl_ms(self._completion_tokens),
+            ttft_ms=self._ttft_ms(),
+            itl_ms=self._itl_ms(),
         )
-        return Finish(reason, usage, stop_string)
+
+    def _ttft_ms(self) -> float:
+        firsts = [sample.first_at for sample in self._samples if sample.first_at is not None]
+        return 1000.0 * (min(firsts) - self._arrived_at) if firsts else 0.0
+
+    def _itl_ms(self) -> float:
+        gaps = sum(max(0, sample.tokens - 1) for sample in self._samples)
+        return 1000.0 * sum(sample.span_s for sample in self._samples) / gaps if gaps else 0.0

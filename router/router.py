@@ -140,7 +140,7 @@ class Router:
         return True
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[ResponseChunk, None]:
-        """The answer in pieces, the last one with `finish`.
+        """The answer in pieces, the last one of each sample with `finish`.
 
         Closing the generator ends the request at its worker. Raises `KvferryError`.
         """
@@ -154,7 +154,7 @@ class Router:
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
             stream = ResponseStream(
                 valid,
-                self.tokenizer.detokenizer(),
+                self.tokenizer.detokenizer,
                 eos_token_ids=self.card.eos_token_ids,
                 clock=self._clock,
                 arrived_at=arrived_at,
@@ -165,10 +165,11 @@ class Router:
                         chunk = stream.take(routed)
                         if chunk.tokens or chunk.finish is not None:
                             yield chunk
-                        if chunk.finish is not None:
+                        if stream.is_done:
                             return
             except RequestCancelled:
-                yield stream.cancelled()
+                for chunk in stream.cancelled():
+                    yield chunk
 
     @contextlib.contextmanager
     def _admitted(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvferry.audit_report import AuditReport
     from kvferry.ids import WorkerId
     from router.fleet import WorkerSummary
-    from router.request import Finish, PromptInput, ResponseChunk
+    from router.request import Finish, PromptInput, ResponseChunk, Usage
 
 
 def request_from_wire(
@@ -46,6 +46,7 @@ def chunk_to_wire(chunk: ResponseChunk) -> inference_pb2.GenerateResponse:
             for token in chunk.tokens
             if token.logprobs is not None
         ],
+        index=chunk.index,
     )
     if chunk.finish is not None:
         message.finish.CopyFrom(_finish_to_wire(chunk.finish))
@@ -101,23 +102,26 @@ def _input_from_wire(message: inference_pb2.GenerateRequest) -> PromptInput | No
 
 
 def _finish_to_wire(finish: Finish) -> inference_pb2.Finish:
-    usage = finish.usage
     return inference_pb2.Finish(
         reason=convert.finish_reason_to_wire(finish.reason),
         stop_string=finish.stop_string,
-        usage=inference_pb2.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            prefill_hit_tokens=usage.kv.prefill_hit_tokens,
-            host_hit_tokens=usage.kv.host_hit_tokens,
-            decode_hit_tokens=usage.kv.decode_hit_tokens,
-            moved_tokens=usage.kv.moved_tokens,
-            moved_bytes=usage.kv.moved_bytes,
-            handoff_ms=usage.kv.handoff_ms,
-            ttft_ms=usage.ttft_ms,
-            itl_ms=usage.itl_ms,
-            prefill_worker=usage.prefill_worker or "",
-            decode_worker=usage.decode_worker or "",
-            attempt=usage.attempt,
-        ),
+        usage=None if finish.usage is None else _usage_to_wire(finish.usage),
+    )
+
+
+def _usage_to_wire(usage: Usage) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        prefill_hit_tokens=usage.kv.prefill_hit_tokens,
+        host_hit_tokens=usage.kv.host_hit_tokens,
+        decode_hit_tokens=usage.kv.decode_hit_tokens,
+        moved_tokens=usage.kv.moved_tokens,
+        moved_bytes=usage.kv.moved_bytes,
+        handoff_ms=usage.kv.handoff_ms,
+        ttft_ms=usage.ttft_ms,
+        itl_ms=usage.itl_ms,
+        prefill_worker=usage.prefill_worker or "",
+        decode_worker=usage.decode_worker or "",
+        attempt=usage.attempt,
     )

@@ -23,7 +23,7 @@ from engine.request import Request, Stage
 from kvferry.config import HostTierConfig, SchedulerConfig, WritePolicy
 from kvferry.generation import OutputToken
 from tests.support.digest_model import VOCAB, next_token
-from tests.support.engine_bench import EngineBench
+from tests.support.engine_bench import EngineBench, name_of
 from tests.support.state_machines import run_machine
 
 pytestmark = pytest.mark.property
@@ -33,13 +33,13 @@ STEPS = 50
 CI_EXAMPLES, SLOW_EXAMPLES = 4, 150
 SLOW_ROUNDS_MAX = 6
 """Drawn at random, so a round may miss what is rare."""
-CI_SEEDS = range(1, 12)
+CI_SEEDS = range(1, 16)
 """Tried in turn until the sample is worth something."""
 STOPS = tuple(range(12))
-WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held"}
+WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held", "forked"}
 WORTH_SEEING_OF_SMALL_PAGES = {"sat out"}
 WORTH_SEEING_OF_TIERS = {"loaded", "load failed"}
-WORTH_SEEING_OF_MANY = {"refused"}
+WORTH_SEEING_OF_MANY = {"refused", "sample queued", "sample retracted"}
 """What a sample must contain to have tested anything."""
 
 
@@ -74,10 +74,16 @@ class RetractionMachine(RuleBasedStateMachine):
         )
         self.engine, self.cache = self.bench.engine, self.bench.kv_cache
         self.page_size = page_size
+        self.is_shared = index != "chunk"
         self.seen = seen
-        self.requests: list[Request] = []
-        self.firsts: dict[Request, int] = {}
+        self.submitted: list[Request] = []
+        self.firsts: dict[str, int] = {}
         self.cut: set[Request] = set()
+
+    @property
+    def requests(self) -> list[Request]:
+        """Every sequence: requests and, once they have parted, their further samples."""
+        return [sample for request in self.submitted for sample in request.samples]
 
     # --- choices ----------------------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class RetractionMachine(RuleBasedStateMachine):
         most = data.draw(st.sampled_from(range(1, slots - length + 1)), label="max_tokens")
         seed = data.draw(st.sampled_from((0, 0, 1, 2)), label="text")
         fork = data.draw(st.sampled_from((0, length // 2, length)), label="fork")
-        number = len(self.requests)
+        number = len(self.submitted)
         prompt = [
             20 + (seed * 31 + at if at < fork else number * 17 + at * 7) % (VOCAB - 20)
             for at in range(length)
@@ -99,8 +105,9 @@ class RetractionMachine(RuleBasedStateMachine):
             max_tokens=most,
             stop_token_ids=data.draw(st.sampled_from(((), STOPS)), label="stops"),
             prefill_only=prefill_only,
+            n=data.draw(st.sampled_from((1, 1, 1, 1, 2, 3, 8)), label="n"),
         )
-        self.requests.append(request)
+        self.submitted.append(request)
         return request
 
     def _at(self, *stages: Stage) -> list[Request]:
@@ -177,10 +184,10 @@ class RetractionMachine(RuleBasedStateMachine):
 
     def _adopt(self, request: Request) -> None:
         first = next_token(request.prompt.tolist())
-        self.firsts[request] = first
+        self.firsts[name_of(request)] = first
         self.cache.commit(request.held_kv, request.prompt_len)
         self.cache.adopt(request.held_kv)
-        self.engine.adopt(request, OutputToken(first))
+        self.engine.adopt(request, request.sampling.n * (OutputToken(first),))
         self.seen["adopted"] += 1
 
     def _close(self, request: Request) -> None:
@@ -201,6 +208,8 @@ class RetractionMachine(RuleBasedStateMachine):
         fixed = [r for r in others if not r.is_retractable]
         oldest = min(running, key=lambda r: r.arrival, default=None)
         computed = self.engine.step()
+        self.seen["forked"] += counters["samples_forked"] > 0
+        self.seen["sample queued"] += counters["samples_queued"] > 0
         for request, was in before.items():
             if request.retractions > was.retractions:
                 self.seen["retracted"] += 1
@@ -208,6 +217,7 @@ class RetractionMachine(RuleBasedStateMachine):
                 assert request.arrival > horizon, "an assured request was retracted"
                 older = [r for r in (*running, *loading) if r.arrival < request.arrival]
                 assert older, "the oldest was retracted"
+                self.seen["sample retracted"] += request.sample > 0
             if request.arrival <= horizon and was.stage is Stage.DECODING:
                 assert request.num_tokens > was.num_tokens, "an assured request sat out"
         self.seen["returned"] += any(
@@ -230,7 +240,7 @@ class RetractionMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_assured_fits(self):
         """The invariant of `engine.admission`, counted from the slots themselves."""
-        horizon, page = self.engine.scheduler.horizon, self.page_size
+        horizon = self.engine.scheduler.horizon
         held: set[int] = set()
         missing = 0
         for request in self.requests:
@@ -242,8 +252,15 @@ class RetractionMachine(RuleBasedStateMachine):
             if not assured and not request.prefill_only:
                 missing += kv.loading_len
             else:
-                missing += max(0, -(-request.kv_len_max // page) * page - kv.allocated_len)
+                missing += max(0, self._needed(request) - kv.allocated_len)
         assert len(held) + missing <= self.cache.num_slots
+
+    def _needed(self, request: Request) -> int:
+        """Slots of the longest answers of all the samples that it stands for."""
+        page = self.page_size
+        one = -(-request.kv_len_max // page) * page
+        shared = request.prompt_len // page * page if self.is_shared else 0
+        return min(one + request.forks_due * (one - shared), self.cache.num_slots)
 
     @invariant()
     def each_request_is_counted_once(self):
@@ -258,7 +275,7 @@ class RetractionMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Handoffs end, and then everybody does, each token computed at most twice."""
-        work = 2 * sum(len(request.tokens) for request in self.requests) + 10
+        work = 2 * sum(len(r.tokens) * r.sampling.n for r in self.submitted) + 10
         for _ in range(work):
             self.begin_handoffs()
             for request in self._at(Stage.EXPECTED):
@@ -280,9 +297,11 @@ class RetractionMachine(RuleBasedStateMachine):
         assert self.cache.accounts().is_idle
 
     def _check_answer(self, request: Request) -> None:
-        told = self.bench.recorder.tokens.get(request.id.request_id, [])
-        if request in self.firsts:
-            told = [self.firsts[request], *told]
+        name = name_of(request)
+        told = self.bench.recorder.told.get(name, [])
+        first = self.firsts.get(request.id.request_id)
+        if first is not None:
+            told = [first, *told]
         tokens = request.prompt.tolist()
         for token in told:
             assert token == next_token(tokens)
@@ -292,7 +311,7 @@ class RetractionMachine(RuleBasedStateMachine):
         stopped = told[-1] in request.stop_ids
         self.seen["stopped early"] += stopped and len(told) < request.sampling.max_tokens
         assert stopped or len(told) == request.sampling.max_tokens
-        assert self.bench.recorder.ends[request.id.request_id]
+        assert self.bench.recorder.ends[name]
 
 
 def _run(page_size: int, index: str, examples: int, seed: int | None) -> Counter[str]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Recorder:
-    """A `RequestListener` that remembers what it was told."""
+    """A `RequestListener` that remembers what it was told, by `name_of` request or sample."""
 
-    tokens: dict[str, list[int]] = field(default_factory=dict)
+    told: dict[str, list[int]] = field(default_factory=dict)
     computed_lens: dict[str, list[int]] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
@@ -35,16 +35,27 @@ class Recorder:
         assert request.id.request_id not in self.hits, "admitted twice"
         self.hits[request.id.request_id] = request.kv.prefix_len
 
-    def computed(self, request: Request) -> None:
-        self.computed_lens.setdefault(request.id.request_id, []).append(request.kv.committed_len)
+    def computing(self, request: Request, tokens: int, layers: int) -> None:
+        """Of no interest: the digest model has one layer."""
 
-    def token(self, request: Request, token: OutputToken) -> None:
-        assert request.id.request_id not in self.ends, "a token after the end"
-        self.tokens.setdefault(request.id.request_id, []).append(token.token_id)
+    def computed(self, request: Request) -> None:
+        self.computed_lens.setdefault(name_of(request), []).append(request.kv.committed_len)
+
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
+        for sample, token in enumerate(tokens, request.sample):
+            name = name_of(request, sample)
+            assert name not in self.ends, "a token after the end"
+            self.told.setdefault(name, []).append(token.token_id)
 
     def finished(self, request: Request, reason: FinishReason) -> None:
-        assert request.id.request_id not in self.ends, "a second end"
-        self.ends[request.id.request_id] = reason
+        assert name_of(request) not in self.ends, "a second end"
+        self.ends[name_of(request)] = reason
+
+
+def name_of(request: Request, sample: int | None = None) -> str:
+    """`r` for sample 0 of request `r`, `r/1` for the next."""
+    number = request.sample if sample is None else sample
+    return f"{request.id.request_id}/{number}" if number else request.id.request_id
 
 
 class EngineBench:

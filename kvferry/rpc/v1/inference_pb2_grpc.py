@@ -55,7 +55,8 @@ class InferenceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Streams the continuation of a prompt. The last response carries `finish`.
+        """Streams the continuations of a prompt. The last response of each sample carries `finish`; the
+        stream ends with the last sample.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,8 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """One attempt of a request. Cancelling the call aborts the attempt.
+        """One attempt of a request. Cancelling the call aborts the attempt, all samples of it. The stream
+        ends with the last of its `sampling.n` samples.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -147,7 +147,7 @@ def test_with_a_source_the_kv_is_fetched_and_decoded(bench: Bench) -> None:
     stream = bench.start(source=SOURCE)
     assert bench.driver.fetched == [KEY]
     bench.receive_kv()
-    bench.intake.first_token(KEY, OutputToken(answer(PROMPT, 1)[0]))
+    bench.intake.first_tokens(KEY, (OutputToken(answer(PROMPT, 1)[0]),))
     usage = AttemptUsage(moved_tokens=6, moved_bytes=96)
     bench.intake.adopted(KEY, usage)
     bench.engine_bench.run()
@@ -183,7 +183,7 @@ def test_cancel_in_any_stage_ends_everything_once(bench: Bench, stage: str) -> N
         bench.intake.reserve(KEY, len(PROMPT))
     if stage == "decoding":
         bench.receive_kv()
-        bench.intake.first_token(KEY, OutputToken(30))
+        bench.intake.first_tokens(KEY, (OutputToken(30),))
         bench.intake.adopted(KEY, AttemptUsage())
         bench.engine_bench.engine.step()
     bench.cancel(stream)
@@ -237,7 +237,7 @@ def test_first_token_that_the_model_does_not_have_is_refused(bench: Bench, token
     stream = bench.start(source=SOURCE)
     bench.receive_kv()
     with pytest.raises(InvalidInput, match="first_token"):
-        bench.intake.first_token(KEY, OutputToken(token))
+        bench.intake.first_tokens(KEY, (OutputToken(token),))
     bench.intake.failed(KEY, HandoffFailed("the source chose no token"))
     ids, end = bench.read(stream)
     assert ids == []

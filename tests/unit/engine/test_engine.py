@@ -34,7 +34,7 @@ def test_answers_equal_an_undisturbed_run(page_size: int, radix: bool) -> None:
     for name, prompt in prompts.items():
         bench.submit(name, prompt)
     bench.run()
-    assert bench.recorder.tokens == {name: answer(p, 8) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: answer(p, 8) for name, p in prompts.items()}
     assert set(bench.recorder.ends.values()) == {FinishReason.LENGTH}
     bench.assert_idle()
 
@@ -45,13 +45,13 @@ def test_second_turn_hits_the_first(page_size: int) -> None:
     first = _prompt(1, 70)
     bench.submit("first", first)
     bench.run()
-    turn = first + bench.recorder.tokens["first"] + _prompt(2, 9)
+    turn = first + bench.recorder.told["first"] + _prompt(2, 9)
     bench.submit("second", turn)
     bench.run()
     # The last token of an answer is never fed back, so its KV was not there to be kept.
     known = len(first) + 8 - 1
     assert bench.recorder.hits["second"] == known // page_size * page_size
-    assert bench.recorder.tokens["second"] == answer(turn, 8)
+    assert bench.recorder.told["second"] == answer(turn, 8)
     bench.assert_idle()
 
 
@@ -71,7 +71,7 @@ def test_decoding_goes_on_beside_a_long_prompt() -> None:
     bench.run()
     # Every step while the long prompt is computed also decodes one token of the short one.
     assert [sorted(step) for step in bench.runner.steps[1:5]] == [[1, 8]] * 4
-    assert bench.recorder.tokens["long"] == answer(_prompt(5, 40), 8)
+    assert bench.recorder.told["long"] == answer(_prompt(5, 40), 8)
 
 
 def test_stops_at_end_of_text_and_at_stop_ids() -> None:
@@ -83,10 +83,10 @@ def test_stops_at_end_of_text_and_at_stop_ids() -> None:
     bench.submit("ignored", prompt)
     bench.submit("minimum", prompt, ignore_eos=False, min_tokens=8)
     bench.run()
-    assert bench.recorder.tokens["eos"] == bench.recorder.tokens["stop-id"] == expected
-    assert bench.recorder.tokens["ignored"] == answer(prompt, 8)
-    assert EOS not in bench.recorder.tokens["minimum"]
-    assert len(bench.recorder.tokens["minimum"]) == 8
+    assert bench.recorder.told["eos"] == bench.recorder.told["stop-id"] == expected
+    assert bench.recorder.told["ignored"] == answer(prompt, 8)
+    assert EOS not in bench.recorder.told["minimum"]
+    assert len(bench.recorder.told["minimum"]) == 8
     assert bench.recorder.ends == {
         "eos": FinishReason.STOP,
         "stop-id": FinishReason.STOP,
@@ -102,7 +102,7 @@ def test_never_runs_out_of_slots_while_decoding(page_size: int) -> None:
     for name, prompt in prompts.items():
         bench.submit(name, prompt, max_tokens=30)
     bench.run(5000)
-    assert bench.recorder.tokens == {name: answer(p, 30) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: answer(p, 30) for name, p in prompts.items()}
     bench.assert_idle()
 
 
@@ -113,7 +113,7 @@ def test_waits_for_a_row() -> None:
     bench.engine.step()
     assert bench.engine.scheduler.waiting == 1
     bench.run()
-    assert bench.recorder.tokens["b"] == answer(_prompt(2, 5), 8)
+    assert bench.recorder.told["b"] == answer(_prompt(2, 5), 8)
 
 
 def test_request_that_can_never_fit_is_refused() -> None:
@@ -122,7 +122,7 @@ def test_request_that_can_never_fit_is_refused() -> None:
         bench.submit("huge", _prompt(1, 60), max_tokens=30)
     bench.submit("fits", _prompt(1, 60), max_tokens=5)
     bench.run()
-    assert bench.recorder.tokens["fits"] == answer(_prompt(1, 60), 5)
+    assert bench.recorder.told["fits"] == answer(_prompt(1, 60), 5)
 
 
 def test_full_queue_refuses() -> None:
@@ -159,7 +159,7 @@ def test_held_prompt_stays_until_it_is_ended() -> None:
     request = bench.submit("r", _prompt(1, 20), prefill_only=True)
     bench.run()
     assert request.stage is Stage.HELD
-    assert bench.recorder.tokens["r"] == answer(_prompt(1, 20), 1)
+    assert bench.recorder.told["r"] == answer(_prompt(1, 20), 1)
     assert bench.kv_cache.accounts().protected == 20
     bench.engine.end(request)
     bench.assert_idle()
@@ -180,10 +180,10 @@ def test_adopted_kv_is_decoded_like_our_own(page_size: int) -> None:
     sink.kv_cache.pool.buffer[:, :, here] = source.kv_cache.pool.buffer[:, :, there]
     sink.kv_cache.commit(request.kv, len(prompt))
     sink.kv_cache.adopt(request.kv)
-    first = source.recorder.tokens["r"][0]
-    sink.engine.adopt(request, OutputToken(first))
+    first = source.recorder.told["r"][0]
+    sink.engine.adopt(request, (OutputToken(first),))
     sink.run()
-    assert [first, *sink.recorder.tokens["r"]] == answer(prompt, 8)
+    assert [first, *sink.recorder.told["r"]] == answer(prompt, 8)
     sink.assert_idle()
 
 
@@ -200,7 +200,7 @@ def test_adopted_answer_of_one_token_ends_at_once() -> None:
     request = bench.reserve("r", _prompt(1, 20), max_tokens=1)
     bench.kv_cache.commit(request.kv, 20)
     bench.kv_cache.adopt(request.kv)
-    bench.engine.adopt(request, OutputToken(11))
+    bench.engine.adopt(request, (OutputToken(11),))
     assert bench.recorder.ends == {"r": FinishReason.LENGTH}
     bench.assert_idle()
     assert bench.kv_cache.accounts().evictable == 20
@@ -215,9 +215,9 @@ def test_sink_may_hit_the_whole_prompt(page_size: int) -> None:
     again = bench.reserve("again", prompt)
     assert again.kv.committed_len == 64
     bench.kv_cache.adopt(again.kv)
-    bench.engine.adopt(again, OutputToken(answer(prompt, 1)[0]))
+    bench.engine.adopt(again, (OutputToken(answer(prompt, 1)[0]),))
     bench.run()
-    assert [answer(prompt, 1)[0], *bench.recorder.tokens["again"]] == answer(prompt, 8)
+    assert [answer(prompt, 1)[0], *bench.recorder.told["again"]] == answer(prompt, 8)
     bench.assert_idle()
 
 
@@ -252,6 +252,6 @@ def test_a_listener_may_end_another_request_of_the_step(ended_is_first: bool) ->
     for request in requests.values():
         bench.engine.submit(request)
     bench.run()
-    assert listener.tokens == {"ends": answer(_prompt(len("ends"), 9), 8)}
-    assert bench.recorder.tokens == {}
+    assert listener.told == {"ends": answer(_prompt(len("ends"), 9), 8)}
+    assert bench.recorder.told == {}
     bench.assert_idle()

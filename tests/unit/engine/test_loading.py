@@ -49,7 +49,7 @@ def test_prefix_from_the_host_is_not_computed_again() -> None:
     assert request.held_kv.host_hit_len > 0
     assert bench.runner.steps[-1] == [4]
     bench.run()
-    assert bench.recorder.tokens["again"] == answer(FIRST, 4)
+    assert bench.recorder.told["again"] == answer(FIRST, 4)
     bench.assert_idle()
 
 
@@ -59,10 +59,10 @@ def test_others_go_on_while_one_loads() -> None:
     bench.submit("beside", _prompt(3, 10), max_tokens=4)
     for _ in range(4):
         assert bench.engine.step()
-    assert bench.recorder.tokens["beside"] == answer(_prompt(3, 10), 4)
+    assert bench.recorder.told["beside"] == answer(_prompt(3, 10), 4)
     assert request.stage is Stage.LOADING
     bench.run()
-    assert bench.recorder.tokens["again"] == answer(FIRST, 4)
+    assert bench.recorder.told["again"] == answer(FIRST, 4)
     bench.assert_idle()
 
 
@@ -74,7 +74,7 @@ def test_load_that_fails_ends_in_recomputing() -> None:
     assert bench.engine.step()
     assert bench.recorder.hits["again"] == before
     bench.run()
-    assert bench.recorder.tokens["again"] == answer(FIRST, 4)
+    assert bench.recorder.told["again"] == answer(FIRST, 4)
     bench.assert_idle()
 
 
@@ -109,7 +109,7 @@ def test_retracted_kv_comes_back_from_the_host(page_size: int) -> None:
 
     bench.kv_cache.load_back = load_back
     bench.run(5000)
-    assert bench.recorder.tokens == {name: answer(p, 40) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: answer(p, 40) for name, p in prompts.items()}
     assert any(request.retractions for request in requests)
     assert any(came_back), "nothing was loaded"
     bench.assert_idle()

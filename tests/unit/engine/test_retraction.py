@@ -44,7 +44,7 @@ def test_pool_of_an_eighth_answers_everyone_as_if_alone(page_size: int, radix: b
     )
     requests = [bench.submit(n, prompt, max_tokens=24) for n, prompt in prompts.items()]
     bench.run(5000)
-    assert bench.recorder.tokens == {name: answer(p, 24) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: answer(p, 24) for name, p in prompts.items()}
     assert bench.engine.scheduler.counters["retractions"] > 0, "there was no pressure"
     assert sum(request.retractions for request in requests) <= len(requests)
     bench.assert_idle()
@@ -57,13 +57,13 @@ def test_seeded_sampling_goes_on_after_a_retraction(page_size: int) -> None:
     for slots, rows in ((4096, 32), (_slots_wanted(prompts, 20, page_size) // 3 // 16 * 16, 32)):
         bench = EngineBench(page_size=page_size, num_slots=slots, rows=rows, scheduler=OPTIMIST)
         said: dict[str, list[OutputToken]] = {}
-        original = bench.recorder.token
+        original = bench.recorder.tokens
 
-        def token(request: Request, token: OutputToken, said=said, original=original) -> None:
-            said.setdefault(request.id.request_id, []).append(token)
-            original(request, token)
+        def tokens(request: Request, tokens: tuple, said=said, original=original) -> None:
+            said.setdefault(request.id.request_id, []).extend(tokens)
+            original(request, tokens)
 
-        bench.recorder.token = token
+        bench.recorder.tokens = tokens
         for seed, (name, prompt) in enumerate(prompts.items()):
             bench.submit(
                 name,
@@ -131,7 +131,7 @@ def test_what_stayed_in_the_cache_is_not_recomputed(
     assert young.retracted_len == computed
     bench.run()
     assert bench.engine.scheduler.counters["retracted_tokens_recomputed"] == again
-    assert bench.recorder.tokens["young"] == answer(_prompt(2, 32), 30)
+    assert bench.recorder.told["young"] == answer(_prompt(2, 32), 30)
     bench.assert_idle()
 
 
@@ -175,8 +175,8 @@ def test_prompts_computed_for_others_are_never_retracted_and_keep_their_promise(
     assert bench.engine.scheduler.counters["steps_sat_out"] > 0
     bench.engine.end(held)
     bench.run()
-    assert bench.recorder.tokens["old"] == answer(_prompt(1, 4), 50)
-    assert bench.recorder.tokens["young"] == answer(_prompt(2, 4), 50)
+    assert bench.recorder.told["old"] == answer(_prompt(1, 4), 50)
+    assert bench.recorder.told["young"] == answer(_prompt(2, 4), 50)
     bench.assert_idle()
 
 
@@ -191,7 +191,7 @@ def test_request_that_does_not_fit_is_not_opened_again_before_there_is_room() ->
         bench.engine.step()
     assert bench.engine.scheduler.counters["admissions_tried"] == tried
     bench.run()
-    assert bench.recorder.tokens["waits"] == answer(_prompt(2, 30), 20)
+    assert bench.recorder.told["waits"] == answer(_prompt(2, 30), 20)
 
 
 def test_retracted_request_goes_before_kv_of_other_workers() -> None:

@@ -72,7 +72,7 @@ def test_event_becomes_an_answer_and_the_snapshot_tells() -> None:
     wait_until("answered", lambda: "r" in ends, 5)
     wait_until("idle snapshot", lambda: bench.loop.snapshot.accounts.evictable > 0, 5)
     bench.loop.stop()
-    assert bench.engine_bench.recorder.tokens["r"] == answer(PROMPT, 8)
+    assert bench.engine_bench.recorder.told["r"] == answer(PROMPT, 8)
     assert bench.loop.snapshot.accounts.is_idle
     assert bench.loop.snapshot.counters["chunks_received"] == 3
     assert bench.loop.snapshot.counters["engine_steps"] == 8

@@ -43,7 +43,7 @@ def test_answers_equal_an_undisturbed_run(page_size: int, radix: bool, reserve: 
     for name, prompt in prompts.items():
         bench.submit(name, prompt, max_tokens=60)
     bench.run(steps_max=3000)
-    assert bench.recorder.tokens == {name: _answer(p, 60) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: _answer(p, 60) for name, p in prompts.items()}
     assert set(bench.recorder.ends.values()) == {FinishReason.LENGTH}
     bench.assert_idle()
 
@@ -62,11 +62,11 @@ def test_second_turn_hits_the_first_by_its_end_alone(page_size: int) -> None:
     evictable = kv_cache.accounts().evictable
     kv_cache.allocator.free(kv_cache.tree.evict(max(0, evictable - kept)))
     assert kv_cache.accounts().evictable < len(first)
-    turn = first + bench.recorder.tokens["first"] + _prompt(2, 9)
+    turn = first + bench.recorder.told["first"] + _prompt(2, 9)
     bench.submit("second", turn)
     bench.run()
     assert bench.recorder.hits["second"] == known
-    assert bench.recorder.tokens["second"] == _answer(turn, 8)
+    assert bench.recorder.told["second"] == _answer(turn, 8)
     bench.assert_idle()
 
 
@@ -83,7 +83,7 @@ def test_eight_long_answers_share_a_pool_that_holds_two(page_size: int) -> None:
     for name, prompt in prompts.items():
         bench.submit(name, prompt, max_tokens=400)
     bench.run()
-    assert bench.recorder.tokens == {name: _answer(p, 400) for name, p in prompts.items()}
+    assert bench.recorder.told == {name: _answer(p, 400) for name, p in prompts.items()}
     # All of them side by side: without a window eight of 420 tokens do not fit into 1,024 slots.
     assert max(len(step) for step in bench.runner.steps) == 8
     assert len(bench.runner.steps) < 430

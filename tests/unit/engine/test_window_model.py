@@ -103,7 +103,7 @@ def test_an_engine_answers_as_transformers_does(
         if not engine.step():
             break
     for name, prompt in prompts.items():
-        answer = recorder.tokens[name]
+        answer = recorder.told[name]
         tokens = np.concatenate([prompt, answer]).astype(np.int32)
         best = _logits(reference, tokens[:-1]).argmax(dim=-1)[len(prompt) - 1 :]
         assert answer == best.tolist()

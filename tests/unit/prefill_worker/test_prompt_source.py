@@ -46,8 +46,11 @@ class FakeDriver:
     def computed(self, key: HandoffKey, tokens: int) -> None:
         self.told.append(("computed", tokens))
 
-    def finished(self, key: HandoffKey, first_token: OutputToken) -> None:
-        self.told.append(("finished", first_token.token_id))
+    def computing(self, key: HandoffKey, tokens: int, layers: int) -> None:
+        """Layers of a chunk; the digest model has only one."""
+
+    def finished(self, key: HandoffKey, first_tokens: tuple[OutputToken, ...]) -> None:
+        self.told.append(("finished", [token.token_id for token in first_tokens]))
 
     def unpin(self, key: HandoffKey) -> None:
         """What precedes `cancel` and `closed`."""
@@ -78,7 +81,7 @@ def test_prompt_is_offered_followed_and_its_first_token_chosen() -> None:
         ("computed", 8),
         ("computed", 16),
         ("computed", 20),
-        ("finished", answer(PROMPT, 1)[0]),
+        ("finished", answer(PROMPT, 1)),
     ]
     bench.driver.unpin(key)
     bench.source.closed(key)

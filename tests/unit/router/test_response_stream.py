@@ -30,7 +30,7 @@ def make(clock: ManualClock | None = None, **sampling: Any) -> ResponseStream:
     valid = ValidRequest(RequestId("r"), prompt, SamplingParams(**sampling), CacheUse(ExtraKey("")))
     return ResponseStream(
         valid,
-        TOKENIZER.detokenizer(),
+        TOKENIZER.detokenizer,
         eos_token_ids=(EOS_ID,),
         clock=clock or ManualClock(),
         arrived_at=0.0,
@@ -132,7 +132,7 @@ def test_the_first_min_tokens_are_not_searched() -> None:
 def test_a_cancelled_answer_shows_what_was_held() -> None:
     stream = make(stop=("END",))
     stream.take(output(tokens("xE")))
-    chunk = stream.cancelled()
+    (chunk,) = stream.cancelled()
     assert chunk.text == "E"
     assert chunk.finish is not None
     assert chunk.finish.reason is FinishReason.CANCELLED
@@ -140,6 +140,7 @@ def test_a_cancelled_answer_shows_what_was_held() -> None:
 
 
 def test_cancelled_before_any_worker_had_it() -> None:
-    finish = make().cancelled().finish
+    (chunk,) = make().cancelled()
+    finish = chunk.finish
     assert finish is not None
     assert (finish.usage.decode_worker, finish.usage.ttft_ms) == (None, 0.0)
