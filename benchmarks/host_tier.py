@@ -161,7 +161,7 @@ class _FirstToken:
     def computed(self, request: Request) -> None:
         """A chunk is of no interest."""
 
-    def token(self, request: Request, token: OutputToken) -> None:
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
         self.came = True
 
     def finished(self, request: Request, reason: FinishReason) -> None:

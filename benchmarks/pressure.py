@@ -87,7 +87,7 @@ class Load:
     def computed(self, request: Request) -> None:
         """Nothing to note."""
 
-    def token(self, request: Request, token: OutputToken) -> None:
+    def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
         """A client reads a token."""
         self.token_times.append(self._clock.now())
 
