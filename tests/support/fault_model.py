@@ -127,12 +127,12 @@ class FaultRunner(DigestRunner):
 
     def forward(self, batch, on_layers=None):
         self._on_layers = on_layers
-        time.sleep(STEP_S)
         return super().forward(batch)
 
     def _write(self, slots, tokens, positions) -> None:
         values = torch.stack([tokens.float(), positions.float()], dim=1).view(1, 1, -1, 1, 2)
         for layer, (keys, vals) in enumerate(values + self._shifts):
+            time.sleep(STEP_S / LAYERS)
             self._pool.write(layer, slots, keys, vals)
             if self._on_layers is not None and layer + 1 < LAYERS:
                 self._on_layers(layer + 1)
