@@ -52,6 +52,9 @@ _RAY_ENVIRONMENT = {
     # Ray turns authentication on by itself where it finds a token file. Every process of a
     # cluster must agree, so it is set for all of them, here, before the first one starts.
     "RAY_AUTH_MODE": "disabled",
+    # Ray runs actors at nice 15, which suits batches of work: whatever else wakes up on the
+    # machine, Ray's own daemons and this process among it, would go before a decode step.
+    "RAY_worker_niceness": "0",
 }
 
 _T = TypeVar("_T")

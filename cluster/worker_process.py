@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from cluster.core_binding import bind_process
 from cluster.shutdown import run_every_step
 from cluster.worker_service import WorkerService
 from decode_worker.attempt_stream import Outbox
@@ -28,7 +29,8 @@ from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kv_transfer.trace import HandoffTrace
 from kvferry.clock import MonotonicClock
-from kvferry.errors import WorkerUnavailable
+from kvferry.cores import cores_in
+from kvferry.errors import ConfigError, WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
 from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
@@ -70,6 +72,7 @@ class WorkerProcess:
 
     def start(self) -> WorkerInfo:
         """Load the model, start the threads and serve. Blocks for seconds."""
+        self._bind()
         self._loop_thread.start()
         step_loop, driver, parts = self._build()
         info: WorkerInfo = self._await(self._serve(step_loop, driver))
@@ -197,6 +200,15 @@ class WorkerProcess:
     def _close_trace(self) -> None:
         if self._trace is not None:
             self._trace.close()
+
+    def _bind(self) -> None:
+        # Before any thread of ours is started; those of Ray run already.
+        cores = cores_in(self._group().cores)
+        if cores:
+            try:
+                bind_process(cores)
+            except ValueError as error:
+                raise ConfigError(f"workers.{self._role.value}.cores", str(error)) from error
 
     def _group(self) -> WorkerGroupConfig:
         groups = self._config.workers

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ class WorkerGroupConfig:
     """What Ray reserves for each; whole above 1."""
     threads: int = 1
     """Compute threads per worker. More than its cores collapses (see docs/performance.md)."""
+    cores: str = ""
+    """Cores on which the processes of these workers run, such as `0` or `0-3,8`; empty: all.
+    Workers that share a machine do not disturb one another when each group has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +379,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return kind(value)
     if kind is float:
         return _to_float(value, name)
+    if kind is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # YAML reads a text of digits as a number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(name, f"is {value!r}; must be {_KIND_NAMES[kind]}")
     return value
@@ -435,10 +441,20 @@ def _validate(config: ClusterConfig) -> None:
         if gpus > 1 and not gpus.is_integer():
             # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
             raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
+        _validate_cores(f"workers.{role}", getattr(groups, role))
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+
+
+def _validate_cores(name: str, group: WorkerGroupConfig) -> None:
+    try:
+        cores = cores_in(group.cores)
+    except ValueError as error:
+        raise ConfigError(f"{name}.cores", str(error)) from error
+    if cores and len(cores) < group.threads:
+        raise ConfigError(f"{name}.cores", f"are {len(cores)} for {group.threads} threads")
 
 
 def _validate_values(config: ClusterConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 
 import grpc
@@ -9,7 +10,7 @@ import pytest
 
 from cluster.worker_process import WorkerProcess
 from kvferry.config import load_config
-from kvferry.errors import InternalError
+from kvferry.errors import ConfigError, InternalError
 from kvferry.ids import WorkerId
 from kvferry.limits import ENGINE_TURN_MAX_S
 from kvferry.membership import Role
@@ -41,6 +42,16 @@ def worker(config):
     yield made, info
     if not made._loop.is_closed():
         made.stop()
+
+
+def test_cores_that_the_machine_does_not_have_are_refused_for_good(config):
+    both = dataclasses.replace(config.workers.both, cores="9999")
+    workers = dataclasses.replace(config.workers, both=both)
+    made = new_worker(dataclasses.replace(config, workers=workers))
+    with pytest.raises(ConfigError, match="there is no core 9999 here") as refused:
+        made.start()
+    assert refused.value.field == "workers.both.cores"
+    made.stop()
 
 
 class FakeStepLoop:

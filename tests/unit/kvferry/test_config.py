@@ -96,6 +96,10 @@ def test_settings_names_each_leaf_with_its_default():
         ("restart_backoff_s: -0.1", "restart_backoff_s", "at least 0"),
         ("cache: 2026-99-99", "config", "not valid YAML"),
         ("workers: {decode: {threads: 0}}", "workers.decode.threads", "at least 1"),
+        ("workers: {decode: {cores: 0-}}", "workers.decode.cores", "neither a core nor a range"),
+        ("workers: {both: {cores: 3-1}}", "workers.both.cores", "runs backwards"),
+        ("workers: {both: {cores: 3, threads: 2}}", "workers.both.cores", "are 1 for 2 threads"),
+        ("workers: {both: {cores: true}}", "workers.both.cores", "must be a text"),
         ("workers: {decode: {count: 0}}", "workers.decode.count", "no worker could decode"),
         (
             "workers: {decode: {count: 0}, both: {count: 1}}",
@@ -130,6 +134,10 @@ def test_a_flag_that_is_no_yaml_is_named_in_one_line(text):
         load_config(None, {}, {"model.path": text})
     assert refused.value.field == "model.path"
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_text_of_digits_is_a_text():
+    assert load_config(None, {}, {"workers.both.cores": "1"}).workers.both.cores == "1"
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e3", 1000.0), ("2.5E+1", 25.0), ("7", 7.0)])
