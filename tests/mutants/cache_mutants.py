@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 _CACHE = "mem_cache/kv_cache.py"
 _CACHE_TESTS = ("tests/unit/mem_cache/test_kv_cache.py",)
+_PIN_TESTS = ("tests/unit/mem_cache/test_pins.py",)
+_FORK_TESTS = ("tests/unit/mem_cache/test_fork.py",)
 
 CACHE_MUTANTS = (
     Mutant(
@@ -127,6 +129,64 @@ CACHE_MUTANTS = (
         '        assert kv.pins == 0, f"{kv} is still read by a handoff"\n',
         "",
         _CACHE_TESTS,
+    ),
+    Mutant(
+        "duplicates-freed-although-pinned",
+        "A handoff took note of a row's slots: none is freed before it has closed.",
+        _CACHE,
+        "            keeps_own=kv.pins > 0,\n",
+        "            keeps_own=False,\n",
+        _PIN_TESTS,
+    ),
+    Mutant(
+        "duplicates-freed-although-pinned-under-a-window",
+        "The same with a sliding window.",
+        "mem_cache/window_radix_cache.py",
+        "if keeps_own and any(",
+        "if not keeps_own and any(",
+        _PIN_TESTS,
+    ),
+    Mutant(
+        "pinned-rows-publish-nothing",
+        "A pinned prompt is published as long as nobody else has it.",
+        "mem_cache/radix_cache.py",
+        "if keeps_own and self._device_end(held) > owned_from:",
+        "if keeps_own:",
+        _PIN_TESTS,
+    ),
+    Mutant(
+        "host-edges-taken-for-duplicates",
+        "What is on the host alone has no slots that could replace the caller's.",
+        "mem_cache/tiered_radix_cache.py",
+        "        return self._last_on_device(held).end\n",
+        "        return held.end\n",
+        _PIN_TESTS,
+    ),
+    Mutant(
+        "partial-page-shared",
+        "Two samples write their next token to different pages.",
+        _CACHE,
+        "        self.rows.write(row, shared, own)\n",
+        "        self.rows.write(\n"
+        "            row, shared, self.rows.read(parents_row, shared, shared + len(own))\n"
+        "        )\n",
+        _FORK_TESTS,
+    ),
+    Mutant(
+        "partial-page-not-copied",
+        "A sample's own page begins as its parent's is.",
+        _CACHE,
+        "            pool.copy(copied, own[: computed - shared])\n",
+        "            assert len(copied) <= len(own), pool\n",
+        _FORK_TESTS,
+    ),
+    Mutant(
+        "fork-forgets-the-lock",
+        "Each sample locks what it shares: it may outlive the others.",
+        _CACHE,
+        "kv.sharing, kv.priority)\n        self.tree.lock(kv.last_node, kv.window_start)\n",
+        "kv.sharing, kv.priority)\n",
+        _FORK_TESTS,
     ),
     Mutant(
         "evicts-before-it-refuses",

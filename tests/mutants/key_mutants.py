@@ -30,10 +30,8 @@ KEY_MUTANTS = (
         "element-type-not-in-the-layout",
         "KV of another element type is of another layout.",
         _LAYOUT,
-        'f"NHD/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}"\n'
-        '            f"/{self.dtype.value}/{self.page_size}"',
-        'f"NHD/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}"\n'
-        '            f"/{self.page_size}"',
+        'f"NHD/{self.num_layers}/{heads}/{self.head_dim}/{self.dtype.value}"',
+        'f"NHD/{self.num_layers}/{heads}/{self.head_dim}"',
         _LAYOUT_TESTS,
     ),
     Mutant(

@@ -76,11 +76,33 @@ POOL_MUTANTS = (
         "exchanged-between-types",
         "Workers whose KV has other element types never exchange it.",
         _LAYOUT,
-        '            f"NHD/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}"\n'
-        '            f"/{self.dtype.value}/{self.page_size}"\n',
-        '            f"NHD/{self.num_layers}/{self.num_kv_heads}/{self.head_dim}"\n'
-        '            f"/{self.unit_bytes}/{self.page_size}"\n',
+        'f"NHD/{self.num_layers}/{heads}/{self.head_dim}/{self.dtype.value}"',
+        'f"NHD/{self.num_layers}/{heads}/{self.head_dim}/{self.unit_bytes}"',
         _EXCHANGE_TESTS,
+    ),
+    Mutant(
+        "pages-in-the-exchange",
+        "Workers of different page sizes exchange KV.",
+        _LAYOUT,
+        "        return _digest(self._token_format(ranks))\n",
+        '        return _digest(f"{self._token_format(ranks)}/{self.page_size}")\n',
+        _EXCHANGE_TESTS,
+    ),
+    Mutant(
+        "pages-in-files-mixed-up",
+        "Files hold pages of one size.",
+        _LAYOUT,
+        '        return _digest(f"{self._token_format(ranks=1)}/{self.page_size}")\n',
+        "        return _digest(self._token_format(ranks=1))\n",
+        _LAYOUT_TESTS,
+    ),
+    Mutant(
+        "ranks-not-counted",
+        "Workers exchange KV if their ranks have equally many heads in all.",
+        _LAYOUT,
+        "        heads = self.num_kv_heads * ranks\n",
+        "        heads = self.num_kv_heads\n",
+        _LAYOUT_TESTS,
     ),
     Mutant(
         "budget-without-scales",

@@ -8,6 +8,7 @@ that are free are overwritten, as the next owner would, so that nobody can read 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,8 +36,8 @@ CI_EXAMPLES, SLOW_EXAMPLES = 5, 60
 CI_SEEDS = range(3, 20)
 """Tried in turn until the sample is worth something: a few examples may be all alike."""
 
-WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned"}
-WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "split"}
+WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned", "forked"}
+WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "split", "put off"}
 """What a sample must contain to have tested anything."""
 
 
@@ -137,8 +138,35 @@ class KvCacheMachine(RuleBasedStateMachine):
     def _checkpoint(self, request: ModelRequest, up_to: int) -> None:
         free = len(self.model.free)
         self.cache.checkpoint(request.kv, request.tokens[:up_to])
+        self.seen["put off"] += self.model.is_put_off(request, up_to)
         self.model.checkpointed(request, up_to)
         self.seen["duplicate"] += len(self.model.free) > free
+
+    def _fork(self, parent: ModelRequest) -> ModelRequest | None:
+        """None, with nothing changed, if there were no slots."""
+        name = f"r{self.opened}"
+        self.opened += 1
+        shortage = self.model.fork_slots(parent) - len(self.model.free)
+        if shortage > self.model.evictable_slots():
+            before = self._frozen()
+            with pytest.raises(OutOfSlots, match="KV slots needed"):
+                self.cache.fork(parent.kv, name)
+            assert self._frozen() == before
+            return None
+        self.seen["evicted"] += shortage > 0
+        kv = self.cache.fork(parent.kv, name)
+        self.model.evicted(tree_pages(self.cache), shortage)
+        twin = replace(parent, kv=kv, pins=0)
+        row = self.cache.slots(kv, 0, kv.allocated_len).tolist()
+        self.model.forked(parent, twin, row)
+        self.seen["forked"] += parent.committed > parent.protected
+        return twin
+
+    def _pin(self, request: ModelRequest) -> None:
+        self.cache.pin(request.kv)
+        request.pins += 1
+        if request.pins == 1:
+            request.noted = request.slots[: request.committed]
 
     def _release(self, request: ModelRequest, publish: bool) -> None:
         tokens = request.tokens if publish else None
@@ -178,17 +206,23 @@ class KvCacheMachine(RuleBasedStateMachine):
         self._release(request, publish=True)
 
     @precondition(lambda self: len(self.model.live) <= ROWS - 2)
-    @rule(data=st.data(), stays=st.booleans())
-    def race(self, data, stays):
-        """Two requests compute the same prompt; the second to publish finds duplicates."""
+    @rule(data=st.data(), stays=st.booleans(), pinned=st.booleans())
+    def race(self, data, stays, pinned):
+        """Two requests compute the same prompt; the second to publish finds duplicates, and
+        puts it off if a handoff reads it.
+        """
         prompt = self._prompt(data)
         pair = [self._open(prompt, ""), self._open(prompt, "")]
         for request in pair:
             if self._extend(request, len(prompt)):
                 self._compute(request, len(prompt))
+        if pinned:
+            self._pin(pair[1])
         for request in pair:
             self._checkpoint(request, request.committed)
         self._release(pair[0], publish=True)
+        if pinned and not stays:
+            self._unpin(pair[1])
         if not stays:
             self._release(pair[1], publish=False)
 
@@ -262,16 +296,43 @@ class KvCacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def pin(self, data):
         request = data.draw(st.sampled_from([r for r in self.model.live if not r.inbound]))
-        self.cache.pin(request.kv)
-        request.pins += 1
+        self._pin(request)
         self.seen["pinned"] += request.committed > 0
 
     @precondition(lambda self: any(r.pins for r in self.model.live))
     @rule(data=st.data())
     def unpin(self, data):
         request = data.draw(st.sampled_from([r for r in self.model.live if r.pins]))
+        self._unpin(request)
+
+    def _unpin(self, request: ModelRequest) -> None:
         self.cache.unpin(request.kv)
         request.pins -= 1
+
+    @precondition(lambda self: len(self.model.live) < ROWS)
+    @precondition(lambda self: any(not r.inbound for r in self.model.live))
+    @rule(data=st.data(), goes_on=st.booleans())
+    def fork(self, data, goes_on):
+        """A sample of a prompt: usually right after its checkpoint, and on with another token."""
+        live = [r for r in self.model.live if not r.inbound]
+        parent = data.draw(st.sampled_from(live), label="parent")
+        if data.draw(st.sampled_from((True, True, False)), label="published"):
+            self._checkpoint(parent, parent.committed)
+        twin = self._fork(parent)
+        if twin is not None and goes_on:
+            twin.tokens = np.append(twin.tokens[: twin.committed], np.int32(5 + self.opened % 3))
+            if self._extend(twin, twin.committed + 1):
+                self._compute(twin, twin.committed + 1)
+
+    @precondition(lambda self: len(self.model.live) == ROWS)
+    @precondition(lambda self: any(not r.inbound for r in self.model.live))
+    @rule(data=st.data())
+    def fork_without_a_row(self, data):
+        live = [r for r in self.model.live if not r.inbound]
+        parent, before = data.draw(st.sampled_from(live), label="parent"), self._frozen()
+        with pytest.raises(OutOfRows, match="rows: 0 free"):
+            self.cache.fork(parent.kv, "one too many")
+        assert self._frozen() == before
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data(), publish=st.booleans())
@@ -342,6 +403,16 @@ class KvCacheMachine(RuleBasedStateMachine):
             for layer in read_stamps(self.cache, slots):
                 np.testing.assert_array_equal(layer[0], expected)
                 np.testing.assert_array_equal(layer[1], -expected)
+
+    @invariant()
+    def handoffs_read_what_they_took_note_of(self):
+        """Slots noted when a row was pinned, read whatever has been published since."""
+        for request in self.model.live:
+            if request.pins:
+                slots = np.asarray(request.noted, dtype=np.int64)
+                expected = request.stamps()[: len(slots)]
+                for layer in read_stamps(self.cache, slots):
+                    np.testing.assert_array_equal(layer[0], expected)
 
     @invariant()
     def events_add_up(self):

@@ -146,6 +146,10 @@ class WindowMachine(RuleBasedStateMachine):
         if not (self.radix and request.shared) or key_len <= request.protected:
             return
         tokens = request.tokens[:key_len]
+        own = self._keys(request, request.protected, key_len)
+        if request.pins and any(key in self.model.pages for key in own):
+            self.seen["put off"] += 1
+            return
         duplicates = self.model.insert(SHARED, tokens, request.slots, request.protected)
         self.seen["duplicate"] += bool(duplicates)
         self.free |= set(duplicates)

@@ -50,6 +50,8 @@ class ModelRequest:
     committed: int
     protected: int
     pins: int = 0
+    noted: list[int] = field(default_factory=list)
+    """Slots of what was computed when it was pinned."""
 
     def stamps(self) -> NDArray[np.float32]:
         """K/V of all its tokens."""
@@ -130,12 +132,23 @@ class KvModel:
         self.free -= set(fresh)
         request.slots = row
 
+    def is_put_off(self, request: ModelRequest, up_to: int) -> bool:
+        """Whether publishing would give up slots of a pinned request."""
+        key_len = up_to // self.page_size * self.page_size
+        pages = self.pages_of(request.extra_key, request.tokens, key_len)
+        own = pages[request.protected // self.page_size :]
+        publishes = self.radix and request.shareable
+        return publishes and request.pins > 0 and any(page in self.published for page in own)
+
     def checkpointed(self, request: ModelRequest, up_to: int) -> None:
         """The first `up_to` tokens were published; duplicates were freed, the row rewritten."""
         key_len = up_to // self.page_size * self.page_size
         if not (self.radix and request.shareable) or key_len <= request.protected:
             return
         pages = self.pages_of(request.extra_key, request.tokens, key_len)
+        if self.is_put_off(request, up_to):
+            self._touch([page for page in pages if page in self.published])
+            return
         self._touch(pages)
         for index, page in enumerate(pages):
             begin = index * self.page_size
@@ -145,6 +158,23 @@ class KvModel:
                 self.free |= set(own)
             request.slots[begin : begin + self.page_size] = held
         request.protected = key_len
+
+    def forked(self, parent: ModelRequest, twin: ModelRequest, row: list[int]) -> None:
+        """Another request got the parent's published pages, and slots of its own for the rest."""
+        fresh = row[parent.protected :]
+        assert row[: parent.protected] == parent.slots[: parent.protected]
+        assert len(fresh) == self.fork_slots(parent)
+        assert len(set(fresh)) == len(fresh), "a slot was given twice"
+        assert set(fresh) <= self.free, "slots were given that somebody owns"
+        self.free -= set(fresh)
+        twin.slots = row
+        twin.committed, twin.protected = parent.committed, parent.protected
+        self.live.append(twin)
+
+    def fork_slots(self, parent: ModelRequest) -> int:
+        """Fresh slots a fork takes: whole pages for all that is computed and not published."""
+        pages = -(-parent.committed // self.page_size)
+        return pages * self.page_size - parent.protected
 
     def released(self, request: ModelRequest, publish: bool) -> None:
         """The request ended."""
