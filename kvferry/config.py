@@ -79,6 +79,16 @@ class WritePolicy(Enum):
     """When it is evicted from the device."""
 
 
+class KvReturn(Enum):
+    """Whether decode workers give the KV of answers back to where the prompt was computed."""
+
+    NEVER = "never"
+    AUTO = "auto"
+    """Where fetching it is cheaper than computing it in the next turn."""
+    ALWAYS = "always"
+    """Wherever there is room for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model the cluster serves."""
@@ -209,6 +219,9 @@ class HandoffConfig:
     """Longest wait for one chunk before the link is given up."""
     links_max: int = 64
     """Links to sinks that a worker keeps; one more closes the one that rested longest."""
+    kv_return: KvReturn = KvReturn.NEVER
+    """Whether the KV of an answer goes back to the worker that computed its prompt, so that the
+    next turn does not compute it again."""
     trace_file: str = ""
     """Each worker appends every change of state of its handoffs to this file, with a point and
     its id behind the name. For diagnosis. Empty: no trace."""
