@@ -64,15 +64,15 @@ class GlooLinkFactory:
 
     def __init__(self, host: str, timeout_s: float, buffers: int, buffer_bytes: int) -> None:
         self._host = host
-        self._timeout = timedelta(seconds=timeout_s)
-        self._buffers = buffers
-        self._buffer_bytes = buffer_bytes
+        self.timeout_s = timeout_s
+        self.buffers = buffers
+        self.buffer_bytes = buffer_bytes
 
     def open_sender(
         self, name: str, channel: LinkChannel, queue: SendQueue, listener: SenderListener
     ) -> GlooSender:
         """See `LinkFactory.open_sender`."""
-        ring = StagingRing(self._buffers, self._buffer_bytes)
+        ring = StagingRing(self.buffers, self.buffer_bytes)
         sender = GlooSender(self, channel, queue, listener, ring)
         sender.start(name)
         return sender
@@ -86,21 +86,16 @@ class GlooLinkFactory:
         listener: ReceiverListener,
     ) -> GlooReceiver:
         """See `LinkFactory.open_receiver`."""
-        ring = StagingRing(self._buffers, self._buffer_bytes)
+        ring = StagingRing(self.buffers, self.buffer_bytes)
         receiver = GlooReceiver(self, channel, (lane, desk), listener, ring)
         receiver.start(name)
         return receiver
-
-    @property
-    def timeout(self) -> timedelta:
-        """Longest wait for the peer."""
-        return self._timeout
 
     def connect(self, store: RendezvousStore, rank: int) -> Group:
         """Build the two-rank group; blocks until the peer builds its end."""
         options = _Gloo._Options()
         options._devices = [_Gloo.create_device(hostname=self._host)]
-        options._timeout = self._timeout
+        options._timeout = timedelta(seconds=self.timeout_s)
         # One thread per group: more of them only wake one another on a busy core.
         options._threads = 1
         return _Gloo(store, rank, 2, options)
@@ -174,7 +169,7 @@ class _GlooEnd(LaneThread):
         """Wait until the oldest payload has passed, through its trailer."""
         flight = self._in_flight[0]
         try:
-            flight.trailer_work.wait(self._factory.timeout)
+            flight.trailer_work.wait(timedelta(seconds=self._factory.timeout_s))
         except RuntimeError:
             try:
                 flight.payload_work.wait(_REAP)
@@ -215,7 +210,9 @@ class GlooSender(_GlooEnd):
         """Whether the sink has been promised another payload and waits for it."""
 
     def _serve(self) -> None:
-        self._queue.on_work = self._on_work
+        # The queue may outlive this end: it gets hold of the inbox only.
+        inbox = self._inbox
+        self._queue.on_work = lambda: inbox.put(_Order.WORK)
         group = self._factory.connect(self._channel.store, SOURCE_RANK)
         self._listener.built()
         while True:
@@ -224,9 +221,6 @@ class GlooSender(_GlooEnd):
                 self._send(group)
             elif self._in_flight:
                 self._complete_oldest()
-
-    def _on_work(self) -> None:
-        self._inbox.put(_Order.WORK)
 
     @property
     def _has_credit(self) -> bool:
@@ -247,7 +241,7 @@ class GlooSender(_GlooEnd):
             self._obey(self._inbox.get())
 
     def _await_credit(self) -> None:
-        limit_s = self._factory.timeout.total_seconds()
+        limit_s = self._factory.timeout_s
         until_s = self._clock.now() + limit_s
         while not self._has_credit:
             try:
