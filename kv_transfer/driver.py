@@ -112,7 +112,7 @@ class HandoffDriver:
             config.staging_buffer_bytes,
             heads=layout.heads * len(pools),
             ranks=len(pools),
-            host=host_fingerprint(config),
+            host=host_fingerprint(config, on_cuda=pools[0].buffer.is_cuda),
         )
         deadlines = build_deadlines(config.link_timeout_s)
         self._endpoint = Endpoint(hello, kv_cache, pools, config, clock, deadlines, trace)

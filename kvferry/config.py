@@ -89,6 +89,15 @@ class KvReturn(Enum):
     """Wherever there is room for it."""
 
 
+class TransportChoice(Enum):
+    """How KV travels between workers. See `kv_transfer.links.choice`."""
+
+    AUTO = "auto"
+    """By shared memory between workers of one host, else over the network."""
+    GLOO = "gloo"
+    """Over the network always."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model the cluster serves."""
@@ -207,6 +216,8 @@ class SchedulerConfig:
 class HandoffConfig:
     """Moving KV between workers."""
 
+    transport: TransportChoice = TransportChoice.AUTO
+    """How it travels."""
     staging_buffer_bytes: int = 4 * 2**20
     """Largest chunk. 1-16 MiB is where Gloo is fast and what can hang stays small."""
     staging_buffers: int = 8

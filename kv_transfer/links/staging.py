@@ -10,11 +10,13 @@ import torch
 class StagingRing:
     """`count` buffers of `buffer_bytes` bytes (uint8), each free or taken."""
 
-    def __init__(self, count: int, buffer_bytes: int) -> None:
+    def __init__(self, count: int, buffer_bytes: int, device: str = "cpu") -> None:
         assert count > 0
         assert buffer_bytes > 0
         self.buffer_bytes = buffer_bytes
-        self._buffers = [torch.empty(buffer_bytes, dtype=torch.uint8) for _ in range(count)]
+        self._buffers = [
+            torch.empty(buffer_bytes, dtype=torch.uint8, device=device) for _ in range(count)
+        ]
         self._free = deque(range(count))
         self._taken: set[int] = set()
 

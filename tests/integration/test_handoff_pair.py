@@ -445,7 +445,7 @@ class Corrupting:
 def test_a_flipped_bit_is_never_success():
     layout = small_layout()
     factory = Corrupting(MemoryLinkFactory(5.0, 3, 8 * layout.bytes_per_token))
-    pair = HandoffPair(layout=layout, factories={"gloo": factory})
+    pair = HandoffPair(layout=layout, factories={"shared_memory": factory})
     key = pair.fetch("r1", prompt_of(20))
     pair.until(lambda: key in pair.prefill.source.queue)
     pair.prefill.source.serve(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -74,10 +75,23 @@ class Channel:
     def __init__(self, timeout_s: float) -> None:
         self.store = RendezvousStore(lambda key, value: self.publish(key, value), timeout_s)
         self.publish: Callable[[str, bytes], None]
-        self.tell: Callable[[Signal, int], None]
+        self._lock = threading.Lock()
+        self._tell: Callable[[Signal, int], None] | None = None
+        self._early: list[tuple[Signal, int]] = []
+
+    def lead_to(self, tell: Callable[[Signal, int], None]) -> None:
+        """Give all signals, those that were made before too, to that function."""
+        with self._lock:
+            for signal, value in self._early:
+                tell(signal, value)
+            self._tell = tell
 
     def signal(self, signal: Signal, value: int) -> None:
-        self.tell(signal, value)
+        with self._lock:
+            if self._tell is None:
+                self._early.append((signal, value))
+            else:
+                self._tell(signal, value)
 
 
 def kv_bits(pool: MHATokenToKVPool, tokens: int) -> torch.Tensor:
@@ -153,8 +167,8 @@ class LanePair:
         self.source, self.sink = SourceSide(buffer_bytes), SinkSide()
         self.source.open(factory, f"{name}-send", self.at_source)
         self.sink.open(factory, f"{name}-receive", self.at_sink)
-        self.at_source.tell = self.sink.end.on_signal
-        self.at_sink.tell = self.source.end.on_signal
+        self.at_source.lead_to(self.sink.end.on_signal)
+        self.at_sink.lead_to(self.source.end.on_signal)
 
     def build(self):
         self.source.reports.expect("built")

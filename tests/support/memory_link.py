@@ -9,6 +9,7 @@ import itertools
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from kv_transfer.chunk_header import unpack_header
 from kv_transfer.links.lane_thread import LaneThread
 from kv_transfer.links.staging import StagingRing
 from kv_transfer.protocol.credits import ReceiveWindow, SendWindow
@@ -104,7 +105,8 @@ class MemorySender(_MemoryEnd):
         self._listener = listener
 
     def _serve(self) -> None:
-        self._queue.on_work = lambda: self.inbox.put(_WORK)
+        inbox = self.inbox
+        self._queue.on_work = lambda: inbox.put(_WORK)
         peer = self._factory.receivers[self._channel.store.get("receiver").decode()]
         peer.attach(self)
         self.peer_left = lambda: peer.inbox.put(ConnectionError("the peer has left"))
@@ -117,7 +119,7 @@ class MemorySender(_MemoryEnd):
                 header = self._queue.next_chunk(window.next_seq, peer.ring.buffer(free[-1]))
                 if header is not None:
                     window.take()
-                    peer.inbox.put((header, free.pop()))
+                    peer.inbox.put((header.pack(), free.pop()))
                     self._listener.sent(header)
             is_idle = len(free) == len(peer.ring)
             order = self._next(None if is_idle else self._timeout_s)
@@ -162,7 +164,8 @@ class MemoryReceiver(_MemoryEnd):
         while True:
             order = self._next(None)
             assert isinstance(order, tuple)
-            header, buffer = order
+            raw, buffer = order
+            header = unpack_header(raw)
             window.take(header.seq)
             payload = self._payload(header, buffer)
             self._listener.took(self._desk.take(self._lane, header, payload))

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kv_transfer.rendezvous import RendezvousStore
+from kv_transfer.links.rendezvous import RendezvousStore
 
 
 def test_entries_are_published_and_taken():

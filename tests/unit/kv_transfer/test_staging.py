@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer.staging import StagingRing
+from kv_transfer.links.staging import StagingRing
 
 
 def test_a_buffer_is_free_or_taken():
