@@ -6,6 +6,7 @@ The test's thread is the engine thread of both workers, so that a test decides w
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2_grpc as rpc
 from kvferry.sampling import SamplingParams
 from mem_cache.errors import OutOfRows, OutOfSlots
-from mem_cache.factory import assemble_kv_cache
+from mem_cache.factory import add_rank_pools, assemble_kv_cache
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ def small_layout(page_size: int = 4, num_layers: int = 3) -> KvLayout:
     )
 
 
-def small_cache(layout: KvLayout, num_slots: int = 512, rows: int = 16) -> KVCache:
+def small_cache(layout: KvLayout, num_slots: int = 512, rows: int = 16, ranks: int = 1) -> KVCache:
+    """`layout`: of the whole worker, whose heads the ranks share."""
     config = CacheConfig(page_size=layout.page_size, rows=rows, audit=True)
-    return assemble_kv_cache(layout, config, num_slots, context_length=256)
+    of_rank = dataclasses.replace(layout, num_kv_heads=layout.num_kv_heads // ranks)
+    cache = assemble_kv_cache(of_rank, config, num_slots, context_length=256)
+    add_rank_pools(cache, ranks)
+    return cache
 
 
 class LoopThread:
@@ -285,7 +290,9 @@ class HandoffPair:
         factories: Mapping[str, LinkFactory] | None = None,
         sink_layout: KvLayout | None = None,
         sink_config: HandoffConfig | None = None,
+        ranks: tuple[int, int] = (1, 1),
     ) -> None:
+        """`ranks`: of source and sink; the layouts are those of whole workers."""
         layout = layout or small_layout()
         self.config = config or HandoffConfig(
             staging_buffer_bytes=8 * layout.bytes_per_token,
@@ -293,15 +300,21 @@ class HandoffPair:
             checksums=True,
             link_timeout_s=5.0,
         )
+        self.factories = factories
         self.loop = LoopThread()
         self.prefill = TestWorker(
-            "prefill-0", 101, self.loop, small_cache(layout), self.config, factories
+            "prefill-0",
+            101,
+            self.loop,
+            small_cache(layout, ranks=ranks[0]),
+            self.config,
+            factories,
         )
         self.decode = TestWorker(
             "decode-0",
             202,
             self.loop,
-            small_cache(sink_layout or layout),
+            small_cache(sink_layout or layout, ranks=ranks[1]),
             sink_config or self.config,
             factories,
         )
@@ -368,26 +381,37 @@ def prompt_of(length: int, seed: int = 0) -> TokenIds:
 
 
 def expected_kv(cache: KVCache, prompt: TokenIds, start: int, stop: int) -> torch.Tensor:
-    """The K/V of tokens [start, stop): [layers, 2, n, H, D], a function of token and position."""
+    """The K/V of tokens [start, stop), of all ranks: [layers, 2, n, H, D].
+
+    A function of token, position, layer, plane, head and element.
+    """
     layout = cache.layout
-    shape = (layout.num_layers, 2, stop - start, layout.num_kv_heads, layout.head_dim)
+    heads = layout.num_kv_heads * len(cache.rank_pools)
+    shape = (layout.num_layers, 2, stop - start, heads, layout.head_dim)
     values = torch.arange(layout.num_layers * 2, dtype=torch.float32).view(-1, 2, 1, 1, 1) * 0.25
     tokens = torch.from_numpy(prompt[start:stop].astype(np.float32)).view(1, 1, -1, 1, 1)
     positions = torch.arange(start, stop, dtype=torch.float32).view(1, 1, -1, 1, 1)
-    inner = torch.arange(layout.num_kv_heads * layout.head_dim, dtype=torch.float32)
-    inner = inner.view(1, 1, 1, layout.num_kv_heads, layout.head_dim) / 64
+    inner = torch.arange(heads * layout.head_dim, dtype=torch.float32)
+    inner = inner.view(1, 1, 1, heads, layout.head_dim) / 64
     return (values + tokens + positions * 1000 + inner).expand(shape).contiguous()
 
 
 def fill_kv(cache: KVCache, kv: RequestKV, prompt: TokenIds, start: int, stop: int) -> None:
+    """Write the expected K/V to the slots, each rank its heads."""
     slots = torch.from_numpy(cache.slots(kv, start, stop))
-    for layer, (keys, values) in enumerate(expected_kv(cache, prompt, start, stop)):
-        cache.pool.write(layer, slots, keys, values)
+    of_ranks = expected_kv(cache, prompt, start, stop).chunk(len(cache.rank_pools), dim=3)
+    for pool, content in zip(cache.rank_pools, of_ranks, strict=True):
+        for layer, (keys, values) in enumerate(content):
+            pool.write(layer, slots, keys.contiguous(), values.contiguous())
 
 
 def read_kv(cache: KVCache, kv: RequestKV, start: int, stop: int) -> torch.Tensor:
+    """What the slots hold, of all ranks: [layers, 2, n, H, D]."""
     layout = cache.layout
-    out = torch.empty((stop - start) * layout.bytes_per_token, dtype=torch.uint8)
-    cache.pool.gather(cache.slots(kv, start, stop), layout.whole, out)
     shape = (layout.num_layers, 2, stop - start, layout.num_kv_heads, layout.head_dim)
-    return out.view(torch.float32).view(shape)
+    of_ranks = []
+    for pool in cache.rank_pools:
+        out = torch.empty((stop - start) * layout.bytes_per_token, dtype=torch.uint8)
+        pool.gather(cache.slots(kv, start, stop), layout.whole, out)
+        of_ranks.append(out.view(torch.float32).view(shape))
+    return torch.cat(of_ranks, dim=3)

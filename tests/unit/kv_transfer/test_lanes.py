@@ -38,3 +38,26 @@ def test_every_head_travels_on_exactly_one_lane(source_ranks, sink_ranks):
 def test_ranks_must_divide_the_heads():
     with pytest.raises(AssertionError, match="8 heads on 3 ranks"):
         lanes_between(3, 1, HEADS)
+
+
+def test_degrees_that_do_not_divide_one_another():
+    """Six heads: source ranks hold 0-2 and 3-5, sink ranks 0-1, 2-3 and 4-5."""
+    assert lanes_between(2, 3, 6) == (
+        Lane(0, 0, 0, Heads(0, 2), Heads(0, 2)),
+        Lane(1, 0, 1, Heads(2, 3), Heads(0, 1)),
+        Lane(2, 1, 1, Heads(0, 1), Heads(1, 2)),
+        Lane(3, 1, 2, Heads(1, 3), Heads(0, 2)),
+    )
+
+
+@pytest.mark.parametrize(("source_ranks", "sink_ranks"), [(2, 3), (3, 2), (4, 6), (6, 4), (12, 4)])
+def test_the_way_back_has_the_same_lanes(source_ranks, sink_ranks):
+    there = lanes_between(source_ranks, sink_ranks, 12)
+    back = lanes_between(sink_ranks, source_ranks, 12)
+    turned = {
+        (lane.sink_rank, lane.source_rank, lane.sink_heads, lane.source_heads) for lane in there
+    }
+    assert turned == {
+        (lane.source_rank, lane.sink_rank, lane.source_heads, lane.sink_heads) for lane in back
+    }
+    assert sum(lane.source_heads.stop - lane.source_heads.start for lane in there) == 12
