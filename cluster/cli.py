@@ -77,6 +77,9 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("prompt")
     generate.add_argument("--raw", action="store_true", help="continue the text as it is")
     generate.add_argument("--usage", action="store_true", help="say what it cost, on stderr")
+    generate.add_argument(
+        "--n", type=int, default=1, help="answers to print; they differ if --temperature is set"
+    )
     chat = _add(commands, "chat", _chat, "a conversation, turn by turn")
     for command in (generate, chat):
         _add_cache_use(command)
@@ -225,11 +228,16 @@ def _demo(arguments: argparse.Namespace) -> None:
 def _generate(arguments: argparse.Namespace) -> None:
     if not arguments.prompt:
         raise InvalidInput("prompt", "must not be empty")
+    request = _request_of(arguments)
+    try:
+        request.sampling.n = arguments.n
+    except ValueError as error:
+        raise InvalidInput("n", str(error)) from error
     with Client(arguments.address) as client:
         console.generate(
             client,
             arguments.prompt,
-            _request_of(arguments),
+            request,
             raw=arguments.raw,
             show_usage=arguments.usage,
         )
@@ -304,7 +312,7 @@ def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
     names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
-    names += ["--cache-salt", "--sharing", "--priority"]
+    names += ["--cache-salt", "--sharing", "--priority", "--n"]
     if command in ("serve", "demo"):
         names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)

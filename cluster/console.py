@@ -38,12 +38,18 @@ def generate(
     raw: bool,
     show_usage: bool,
 ) -> None:
-    """Print the answer to one prompt as it comes. `request` has everything but the prompt."""
+    """Print the answer to one prompt as it comes, or several when all are there.
+
+    `request` has everything but the prompt.
+    """
     if raw:
         request.text = prompt
     else:
         request.chat.messages.add(role=_USER, content=prompt)
-    _, usage = stream_answer(client, request, sys.stdout)
+    if request.sampling.n > 1:
+        usage = print_samples(client, request, sys.stdout)
+    else:
+        _, usage = stream_answer(client, request, sys.stdout)
     if show_usage:
         print(describe_usage(usage), file=sys.stderr)  # noqa: T201
 
@@ -117,6 +123,21 @@ def stream_answer(
             usage = response.finish.usage
     sink.write("\n")
     return "".join(parts), usage
+
+
+def print_samples(
+    client: Client, request: inference.GenerateRequest, sink: TextIO
+) -> inference.Usage:
+    """Write all answers, each below a line with its number; return what they cost together."""
+    texts = [""] * request.sampling.n
+    usage = inference.Usage()
+    for response in client.generate(request):
+        texts[response.index] += response.text
+        if response.finish.HasField("usage"):
+            usage = response.finish.usage
+    for number, text in enumerate(texts):
+        sink.write(f"--- {number} ---\n{text}\n")
+    return usage
 
 
 def describe_usage(usage: inference.Usage) -> str:

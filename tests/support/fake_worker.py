@@ -39,9 +39,11 @@ class Script:
 
     tokens: tuple[int, ...] = ()
     """Empty: echo the prompt."""
+    samples: tuple[tuple[int, ...], ...] = ()
+    """Tokens of each sample; empty: `tokens` for all of them. They come in turn."""
     reason: FinishReason = FinishReason.STOP
     fail_after: int | None = None
-    """Abort with `fail_code` after this many tokens."""
+    """Abort with `fail_code` after this many tokens, of all samples together."""
     fail_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     fail_trailing: tuple[tuple[str, str], ...] = ()
     hang_after: int | None = None
@@ -111,22 +113,30 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.requests.append(request)
         script = self.script(request)
         tokens = script.tokens or tuple(request.prompt.tolist())
+        samples = script.samples or request.sampling.n * (tokens,)
+        turns = [
+            (sample, position)
+            for position in range(max(map(len, samples)))
+            for sample, answer in enumerate(samples)
+            if position < len(answer)
+        ]
         try:
             sent = 0
             if script.early_usage is not None:
                 early = AttemptOutput((), usage=script.early_usage)
                 await context.write(convert.attempt_output_to_wire(early))
-            while sent < len(tokens):
+            for sample, position in turns:
                 if script.fail_after is not None and sent >= script.fail_after:
                     break
                 if script.hang_after is not None and sent >= script.hang_after:
                     await asyncio.Event().wait()
-                token = _output_token(tokens[sent], script.logprob)
+                token = _output_token(samples[sample][position], script.logprob)
                 sent += 1
                 finish = None
-                if sent == len(tokens) and script.fail_after is None and script.hang_after is None:
+                is_last = position + 1 == len(samples[sample])
+                if is_last and script.fail_after is None and script.hang_after is None:
                     finish = AttemptFinish(script.reason, script.usage)
-                output = AttemptOutput((token,), finish)
+                output = AttemptOutput((token,), finish, sample=sample)
                 await context.write(convert.attempt_output_to_wire(output))
             if script.hang_after is not None:
                 await asyncio.Event().wait()

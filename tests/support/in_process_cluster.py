@@ -10,6 +10,7 @@ import asyncio
 import gc
 import random
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -92,6 +93,26 @@ class InProcessCluster:
             sampling=inference.SamplingParams(max_tokens=max_tokens, **params),
         )
         return collect(self.stub.Generate(request, timeout=300))
+
+    def generate_samples(
+        self, ids: Sequence[int], n: int, max_tokens: int, **sampling: Any
+    ) -> list[Answer]:
+        """`n` answers to one prompt, by sample."""
+        params = {"temperature": 0.0, "ignore_eos": True} | sampling
+        request = inference.GenerateRequest(
+            token_ids=inference.TokenIds(ids=ids),
+            sampling=inference.SamplingParams(max_tokens=max_tokens, n=n, **params),
+        )
+        responses = list(self.stub.Generate(request, timeout=300))
+        assert {response.index for response in responses} == set(range(n))
+        return [collect(r for r in responses if r.index == sample) for sample in range(n)]
+
+    def counters(self) -> Counter[str]:
+        """What all workers together counted since their start."""
+        total: Counter[str] = Counter()
+        for worker in self.workers:
+            total.update(worker.snapshot().counters)
+        return total
 
     def generate_all(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, at_once: int

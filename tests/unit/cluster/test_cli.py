@@ -78,6 +78,7 @@ def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expec
         (["generate", ""], "prompt: must not be empty"),
         (["generate", "hello", "--sharing", "all"], "must be one of shared, recomputed, private"),
         (["generate", "hello", "--priority", str(2**31)], "priority"),
+        (["generate", "hello", "--n", str(2**31)], "n: "),
     ],
 )
 def test_a_wrong_setting_ends_with_2_and_one_line(arguments, expected, capsys):
@@ -133,3 +134,10 @@ def test_port_in_use_is_told_before_anything_is_started(monkeypatch, capsys):
         port = taken.getsockname()[1]
         assert cli.main(["serve", "--router.port", str(port)]) == 2
     assert f"router.port: 127.0.0.1:{port} is in use" in capsys.readouterr().err
+
+
+def test_the_number_of_answers_is_sent(monkeypatch):
+    sent = []
+    monkeypatch.setattr(console, "generate", lambda _c, _p, request, **_: sent.append(request))
+    assert cli.main(["generate", "hello", "--n", "3", "--temperature", "1"]) == 0
+    assert sent == [inference.GenerateRequest(sampling={"temperature": 1.0, "n": 3})]

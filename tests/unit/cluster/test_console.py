@@ -25,8 +25,12 @@ class FakeClient:
         copy.CopyFrom(request)
         self.requests.append(copy)
         usage = inference.Usage(prompt_tokens=9, prefill_hit_tokens=2, host_hit_tokens=4)
-        yield inference.GenerateResponse(text=next(self.texts))
-        yield inference.GenerateResponse(finish=inference.Finish(usage=usage))
+        samples = range(max(1, request.sampling.n))
+        for index in samples:
+            yield inference.GenerateResponse(text=next(self.texts), index=index)
+        for index in reversed(samples):
+            finish = inference.Finish(usage=None if index else usage)
+            yield inference.GenerateResponse(finish=finish, index=index)
 
 
 def right(name):
@@ -97,3 +101,12 @@ def test_one_prompt_is_sent_as_text_or_as_a_turn(raw, capsys):
     printed = capsys.readouterr()
     assert printed.out == "answer\n"
     assert "9 prompt tokens (2 hit at prefill, 4 loaded back, 0 hit at decode)" in printed.err
+
+
+def test_several_answers_are_printed_below_their_numbers(capsys):
+    client = FakeClient(texts=["one", "two"])
+    request = inference.GenerateRequest(sampling=inference.SamplingParams(n=2))
+    console.generate(client, "hello", request, raw=True, show_usage=True)
+    printed = capsys.readouterr()
+    assert printed.out == "--- 0 ---\none\n--- 1 ---\ntwo\n"
+    assert "9 prompt tokens" in printed.err

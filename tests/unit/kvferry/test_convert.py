@@ -49,6 +49,7 @@ SAMPLING = SamplingParams(
     stop_token_ids=(1, 2),
     ignore_eos=True,
     logprobs=0,
+    n=3,
 )
 
 
@@ -103,7 +104,7 @@ def test_token_ids_that_no_int32_holds_are_refused():
 def test_attempt_output(reason):
     logprobs = TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5)))
     usage = AttemptUsage(1, 2, 3, 4, 5.5)
-    output = AttemptOutput((OutputToken(7, logprobs),), AttemptFinish(reason, usage))
+    output = AttemptOutput((OutputToken(7, logprobs),), AttemptFinish(reason, usage), sample=5)
     assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output)) == output
 
 

@@ -9,6 +9,7 @@ from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.limits import (
     LOGIT_BIAS_ENTRIES_MAX,
     LOGPROBS_MAX,
+    SAMPLES_MAX,
     STOP_STRING_CHARACTERS_MAX,
     STOP_STRINGS_MAX,
     STOP_TOKEN_IDS_MAX,
@@ -35,6 +36,7 @@ def test_defaults_are_valid_and_change_nothing():
         ("presence_penalty", -2.0),
         ("seed", 2**64 - 1),
         ("logprobs", LOGPROBS_MAX),
+        ("n", SAMPLES_MAX),
         ("stop", ("x" * STOP_STRING_CHARACTERS_MAX,) * STOP_STRINGS_MAX),
         ("stop_token_ids", (VOCABULARY - 1,) * STOP_TOKEN_IDS_MAX),
         ("logit_bias", {0: -100.0}),
@@ -61,6 +63,8 @@ def test_the_ends_of_each_range_are_allowed(field, value):
         ("max_tokens", 0, "sampling.max_tokens"),
         ("min_tokens", 129, "sampling.min_tokens"),
         ("logprobs", LOGPROBS_MAX + 1, "sampling.logprobs"),
+        ("n", 0, "sampling.n"),
+        ("n", SAMPLES_MAX + 1, "sampling.n"),
         ("stop", ("a",) * 10_000, "sampling.stop"),
         ("stop", ("a", ""), "sampling.stop[1]"),
         ("stop", ("x" * (STOP_STRING_CHARACTERS_MAX + 1),), "sampling.stop[0]"),
@@ -82,3 +86,24 @@ def test_what_is_out_of_range_is_named(field, value, named):
         params.validate(VOCABULARY)
     assert refused.value.field == named
     assert refused.value.kind is ErrorKind.INVALID_INPUT
+
+
+def test_the_first_sample_is_what_a_single_answer_would_be():
+    params = SamplingParams(temperature=0.5, seed=7, n=3)
+    assert params.of_sample(0) == SamplingParams(temperature=0.5, seed=7)
+
+
+def test_seeds_of_samples_follow_the_documented_formula():
+    last = 2**64 - 1
+    params = SamplingParams(seed=last, n=SAMPLES_MAX)
+    seeds = [params.of_sample(index).seed for index in range(SAMPLES_MAX)]
+    assert seeds[:3] == [last, 0x9E3779B97F4A7C14, 0x3C6EF372FE94F829]
+    assert len(set(seeds)) == SAMPLES_MAX
+    for index in range(SAMPLES_MAX):
+        params.of_sample(index).validate(VOCABULARY)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_there_is_no_other_sample(index):
+    with pytest.raises(AssertionError, match="of 3"):
+        SamplingParams(n=3).of_sample(index)

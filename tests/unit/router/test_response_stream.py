@@ -42,11 +42,13 @@ def tokens(text: str) -> list[int]:
     return ids
 
 
-def output(ids: list[int], reason: FinishReason | None = None, attempt: int = 1) -> RoutedOutput:
+def output(
+    ids: list[int], reason: FinishReason | None = None, attempt: int = 1, sample: int = 0
+) -> RoutedOutput:
     finish = None if reason is None else AttemptFinish(reason, USAGE)
     route = Route(decode=D, prefill=P, prefill_tokens=4, cost_ms=0.0)
     return RoutedOutput(
-        AttemptOutput(tuple(map(OutputToken, ids)), finish), route, Attempt(attempt)
+        AttemptOutput(tuple(map(OutputToken, ids)), finish, sample=sample), route, Attempt(attempt)
     )
 
 
@@ -144,3 +146,61 @@ def test_cancelled_before_any_worker_had_it() -> None:
     finish = chunk.finish
     assert finish is not None
     assert (finish.usage.decode_worker, finish.usage.ttft_ms) == (None, 0.0)
+
+
+def test_samples_do_not_see_each_others_text() -> None:
+    stream = make(n=2, stop=("END",))
+    half = tokens("é")
+    assert stream.take(output(half[:1])).text == ""
+    assert stream.take(output(tokens("EN"), sample=1)).text == ""
+    chunk = stream.take(output(half[1:]))
+    assert (chunk.text, chunk.index) == ("é", 0)
+    chunk = stream.take(output(tokens("D"), sample=1))
+    assert chunk.finish is not None
+    assert (chunk.text, chunk.index, chunk.finish.stop_string) == ("", 1, "END")
+    assert not stream.is_done
+
+
+def test_what_comes_after_a_samples_end_is_neither_shown_nor_counted() -> None:
+    stream = make(n=2, stop=("b",))
+    stream.take(output(tokens("ab")))
+    late = stream.take(output(tokens("more"), FinishReason.LENGTH))
+    assert (late.text, late.tokens, late.finish) == ("", (), None)
+    finish = stream.take(output(tokens("xy"), FinishReason.LENGTH, sample=1)).finish
+    assert finish is not None
+    assert finish.usage.completion_tokens == 4
+    assert stream.is_done
+
+
+def test_usage_is_told_once_with_the_figures_of_all_samples() -> None:
+    clock = ManualClock()
+    stream = make(clock, n=2)
+    clock.advance(0.5)
+    stream.take(output(tokens("a"), sample=1))
+    clock.advance(0.1)
+    stream.take(output(tokens("b")))
+    stream.take(output(tokens("c"), sample=1))
+    clock.advance(0.3)
+    first = stream.take(output(tokens("d"), FinishReason.LENGTH)).finish
+    assert first is not None
+    assert first.usage is None
+    last = stream.take(output([], FinishReason.STOP, sample=1)).finish
+    assert last is not None
+    assert last.usage is not None
+    assert last.usage.ttft_ms == pytest.approx(500)
+    # 300 ms in sample 0 and 100 ms in sample 1, one gap each.
+    assert last.usage.itl_ms == pytest.approx(200)
+    assert last.usage.kv == USAGE
+
+
+def test_cancelling_ends_the_samples_that_have_not_ended() -> None:
+    stream = make(n=3, stop=("END",))
+    stream.take(output(tokens("x"), FinishReason.LENGTH, sample=1))
+    stream.take(output(tokens("EN"), sample=2))
+    first, second = stream.cancelled()
+    assert (first.index, second.index, second.text) == (0, 2, "EN")
+    assert first.finish is not None
+    assert second.finish is not None
+    assert (first.finish.usage, second.finish.usage.completion_tokens) == (None, 3)
+    assert stream.is_done
+    assert stream.cancelled() == []
