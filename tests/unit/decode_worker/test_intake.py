@@ -86,7 +86,7 @@ class Bench:
             cache_use=CacheUse(ExtraKey("")),
             source=source,
         )
-        stream = AttemptStream()
+        stream = AttemptStream(attempt.sampling.n)
         assert self.intake.handle(StartAttempt(attempt, stream))
         self.intake.tick()
         return stream
@@ -124,6 +124,19 @@ class Bench:
 
         self.intake.flush()
         return self.loop.run_until_complete(collect())
+
+    def read_samples(self, stream: AttemptStream, n: int) -> tuple[list[list[int]], list[int]]:
+        """Tokens of each sample, and the samples in the order of their ends."""
+
+        async def collect() -> list[AttemptOutput]:
+            return [output async for output in stream.outputs(lambda: False)]
+
+        self.intake.flush()
+        outputs = self.loop.run_until_complete(collect())
+        ids: list[list[int]] = [[] for _ in range(n)]
+        for output in outputs:
+            ids[output.sample] += [token.token_id for token in output.tokens]
+        return ids, [output.sample for output in outputs if output.finish is not None]
 
 
 @pytest.fixture
@@ -318,4 +331,74 @@ def test_fetch_that_is_refused_ends_the_attempt(bench: Bench) -> None:
     stream = bench.start(source=SOURCE)
     assert isinstance(bench.read(stream)[1], DuplicateRequest)
     bench.intake.tick()
+    bench.engine_bench.assert_idle()
+
+
+# --- several samples ----------------------------------------------------------------------------
+
+
+def _firsts(n: int) -> tuple[OutputToken, ...]:
+    return n * (OutputToken(answer(PROMPT, 1)[0]),)
+
+
+def test_samples_of_a_prompt_computed_here_end_one_by_one(bench: Bench) -> None:
+    options = {"temperature": 3.0, "seed": 1, "max_tokens": 12, "stop_token_ids": tuple(range(60))}
+    stream = bench.start(source=None, n=5, **options)
+    bench.engine_bench.run()
+    ids, ends = bench.read_samples(stream, 5)
+    assert sorted(ends) == list(range(5))
+    assert ends != sorted(ends), "all ended at once"
+    assert len({tuple(tokens) for tokens in ids}) == 5
+    bench.engine_bench.assert_idle()
+
+
+def test_samples_of_fetched_kv_are_streamed_before_it_is_there(bench: Bench) -> None:
+    stream = bench.start(source=SOURCE, n=3)
+    assert bench.driver.fetched == [KEY]
+    bench.receive_kv()
+    bench.intake.first_tokens(KEY, _firsts(3))
+    assert bench.engine_bench.kv_cache.accounts().rows_live == 1
+    bench.intake.adopted(KEY, AttemptUsage(moved_tokens=6))
+    assert bench.engine_bench.kv_cache.accounts().rows_live == 3
+    bench.engine_bench.run()
+    ids, ends = bench.read_samples(stream, 3)
+    assert ids == 3 * [answer(PROMPT, 4)]
+    assert ends == [0, 1, 2]
+    bench.engine_bench.assert_idle()
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_source_that_chose_for_other_samples_is_refused(bench: Bench, count: int) -> None:
+    bench.start(source=SOURCE, n=3)
+    bench.receive_kv()
+    with pytest.raises(InvalidInput, match="first_tokens"):
+        bench.intake.first_tokens(KEY, _firsts(count))
+    bench.intake.failed(KEY, HandoffFailed("the source chose for others"))
+    bench.engine_bench.assert_idle()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("source", [None, SOURCE])
+def test_cancel_ends_all_samples(bench: Bench, source: PrefillSource | None, steps: int) -> None:
+    stream = bench.start(source=source, n=4, max_tokens=30)
+    if source is not None:
+        bench.receive_kv()
+        bench.intake.first_tokens(KEY, _firsts(4))
+        bench.intake.adopted(KEY, AttemptUsage())
+    for _ in range(steps):
+        bench.engine_bench.engine.step()
+    bench.cancel(stream)
+    assert isinstance(bench.read(stream)[1], RequestCancelled)
+    assert not bench.engine_bench.engine.step()
+    bench.engine_bench.assert_idle()
+
+
+def test_cancel_after_some_samples_have_ended(bench: Bench) -> None:
+    options = {"temperature": 3.0, "seed": 1, "max_tokens": 30, "stop_token_ids": tuple(range(60))}
+    stream = bench.start(source=None, n=5, **options)
+    while len(bench.engine_bench.kv_cache.live_requests()) in (0, 1, 5):
+        assert bench.engine_bench.engine.step()
+    assert bench.engine_bench.kv_cache.live_requests()
+    bench.cancel(stream)
+    assert isinstance(bench.read(stream)[1], RequestCancelled)
     bench.engine_bench.assert_idle()

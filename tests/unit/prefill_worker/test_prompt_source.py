@@ -128,3 +128,21 @@ def test_refusals_are_typed_and_leave_nothing() -> None:
         bench.start("one too many")
     bench.source.cancel(key, "enough")
     bench.engine_bench.assert_idle()
+
+
+def test_all_first_tokens_of_a_prompt_are_handed_over_at_once() -> None:
+    bench = Bench()
+    sampling = SamplingParams(temperature=3.0, seed=2, max_tokens=4, n=5)
+    key = bench.start("r", sampling=sampling)
+    bench.engine_bench.run()
+    ((_, firsts),) = [entry for entry in bench.driver.told if entry[0] == "finished"]
+    alone = EngineBench()
+    for sample in range(5):
+        seed = sampling.of_sample(sample).seed
+        alone.submit(f"r{sample}", PROMPT, temperature=3.0, seed=seed, max_tokens=1)
+    alone.run()
+    assert firsts == [alone.recorder.told[f"r{sample}"][0] for sample in range(5)]
+    assert bench.engine_bench.kv_cache.accounts().rows_live == 1
+    bench.driver.unpin(key)
+    bench.source.closed(key)
+    bench.engine_bench.assert_idle()
