@@ -138,7 +138,7 @@ class AttemptRunner:
         self, request: ValidRequest, attempt: AttemptId, route: Route, control: RequestControl
     ) -> AsyncGenerator[AttemptOutput, None]:
         """Outputs of one attempt, which is counted at its workers while this runs."""
-        ticket = self._fleet.dispatch(route, int(request.prompt.size))
+        ticket = self._fleet.dispatch(route, int(request.prompt.size), request.sampling.n)
         client = self._fleet.client(route.decode.worker_id)
         remaining_s = max(0.0, control.deadline - self._clock.now())
         stream = client.generate(_attempt_request(request, attempt, route), remaining_s)

@@ -147,7 +147,7 @@ class Fleet:
             decode=tuple(self._view_of(member, prompt) for member in decode),
         )
 
-    def dispatch(self, route: Route, kv_tokens: int) -> DispatchTicket:
+    def dispatch(self, route: Route, kv_tokens: int, sequences: int) -> DispatchTicket:
         """Count an attempt at its workers, at once."""
         return self._loads.dispatch(
             self._clock.now(),
@@ -155,6 +155,7 @@ class Fleet:
             decode=route.decode.worker_id,
             prefill_tokens=route.prefill_tokens,
             kv_tokens=kv_tokens,
+            sequences=sequences,
         )
 
     def prefilled(self, ticket: DispatchTicket) -> None:

@@ -56,6 +56,8 @@ class DispatchTicket:
     prefill_tokens: int
     """0 once the prompt is computed."""
     kv_tokens: int
+    sequences: int
+    """Samples to be decoded."""
 
 
 class LoadBook:
@@ -94,6 +96,7 @@ class LoadBook:
         decode: WorkerId,
         prefill_tokens: int,
         kv_tokens: int,
+        sequences: int = 1,
     ) -> DispatchTicket:
         """Count an attempt at its workers from now on; the two may be the same worker."""
         ticket = DispatchTicket(
@@ -102,6 +105,7 @@ class LoadBook:
             decode=self._workers[decode],
             prefill_tokens=prefill_tokens,
             kv_tokens=kv_tokens,
+            sequences=sequences,
         )
         ticket.prefill.tickets.add(ticket)
         ticket.decode.tickets.add(ticket)
@@ -118,7 +122,7 @@ class LoadBook:
         assert ticket in ticket.decode.tickets, "an attempt ends once"
         self.prefilled(ticket)
         if ticket.dispatched_at <= ticket.decode.asked_at:
-            ticket.decode.ended_since += 1
+            ticket.decode.ended_since += ticket.sequences
         ticket.prefill.tickets.discard(ticket)
         ticket.decode.tickets.discard(ticket)
 
@@ -140,7 +144,7 @@ class LoadBook:
         sequences = reported.running + reported.waiting - entry.ended_since
         return LoadEstimate(
             prefill_tokens=max(0, reported.waiting_tokens - entry.prefilled_since) + prefill,
-            sequences=max(0, sequences) + len(decoding),
+            sequences=max(0, sequences) + sum(ticket.sequences for ticket in decoding),
             prefill_tokens_per_s=reported.prefill_tokens_per_s,
             link_bytes_per_s=reported.link_bytes_per_s,
             kv_slots_available=slots,

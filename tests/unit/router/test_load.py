@@ -106,6 +106,17 @@ def test_a_worker_that_came_back_has_no_load_of_its_past() -> None:
     assert loads.slots_total(D) is None
 
 
+def test_each_sample_is_a_sequence() -> None:
+    loads = book()
+    ticket = loads.dispatch(
+        1.0, prefill=P, decode=D, prefill_tokens=100, kv_tokens=120, sequences=4
+    )
+    assert (loads.estimate(P).prefill_tokens, loads.estimate(D).sequences) == (100, 4)
+    loads.report(D, 2.0, WorkerLoad(running=6), ACCOUNTS)
+    loads.end(ticket)
+    assert loads.estimate(D).sequences == 2
+
+
 def test_an_attempt_ends_once() -> None:
     loads = book()
     ticket = send(loads, 1.0)
