@@ -138,6 +138,10 @@ class Session:
 
     # --- loop thread ---
 
+    def send_at_once(self, message: SessionMessage) -> None:
+        """As `send`, but before everything that other threads are sending now."""
+        self._enqueue(message)
+
     def link_ended(self, generation: int, reason: str) -> None:
         """A link generation has ended by itself: tell the peer and the engine."""
         self._enqueue(LinkDown(generation, reason))
@@ -169,7 +173,7 @@ class Session:
         if self.state is SessionState.LOST:
             return
         self._advance(SessionEvent.BROKEN)
-        self._links.close(f"session lost: {reason}")
+        self._links.session_lost(f"session lost: {reason}")
         self._post(SessionLost(self, reason))
 
     async def _converse(self, stream: MessageStream) -> str:
