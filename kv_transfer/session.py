@@ -115,7 +115,7 @@ class Session:
 
     def send(self, message: SessionMessage) -> None:
         """Queue a message, in order. On a lost session it goes nowhere, like any late message."""
-        self.on_loop(self._enqueue, message)
+        self.on_loop(self.enqueue, message)
 
     def close(self, reason: str) -> None:
         """End the session."""
@@ -138,9 +138,16 @@ class Session:
 
     # --- loop thread ---
 
+    def enqueue(self, message: SessionMessage) -> None:
+        """As `send`, in order with what else this thread does."""
+        if self._outbox.qsize() >= SESSION_OUTBOX_MAX:
+            self._close(f"the peer has left {SESSION_OUTBOX_MAX} messages unread")
+        elif self.state is not SessionState.LOST:
+            self._outbox.put_nowait(message)
+
     def link_ended(self, generation: int, reason: str) -> None:
         """A link generation has ended by itself: tell the peer and the engine."""
-        self._enqueue(LinkDown(generation, reason))
+        self.enqueue(LinkDown(generation, reason))
         self._post(LinkFailed(self, generation, reason))
 
     async def run(self, stream: MessageStream) -> None:
@@ -169,7 +176,7 @@ class Session:
         if self.state is SessionState.LOST:
             return
         self._advance(SessionEvent.BROKEN)
-        self._links.close(f"session lost: {reason}")
+        self._links.session_lost(f"session lost: {reason}")
         self._post(SessionLost(self, reason))
 
     async def _converse(self, stream: MessageStream) -> str:
@@ -237,12 +244,6 @@ class Session:
     async def _wait_closed(self) -> str:
         await self._closing.wait()
         return self._close_reason
-
-    def _enqueue(self, message: SessionMessage) -> None:
-        if self._outbox.qsize() >= SESSION_OUTBOX_MAX:
-            self._close(f"the peer has left {SESSION_OUTBOX_MAX} messages unread")
-        elif self.state is not SessionState.LOST:
-            self._outbox.put_nowait(message)
 
     def _close(self, reason: str) -> None:
         if not self._closing.is_set():

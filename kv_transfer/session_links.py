@@ -83,13 +83,18 @@ class SessionLinks:
         self._expected = 0
         """Lanes that the generation has when complete."""
         self._built = 0
+        self._is_over = False
+        """The session is lost; what the engine asks for before it hears of that is late."""
 
     def open_senders(self, generation: int, transport: str, queues: Sequence[SendQueue]) -> None:
         """Start the source's ends of a new generation, one per lane."""
+        if self._is_over:
+            return
         self._begin(generation, len(queues))
         for lane, queue in enumerate(queues):
-            # Whatever the lane itself will publish, the sink's end starts building now.
-            self._session.send(LinkRendezvous(generation, lane, _BEGIN, transport.encode()))
+            # Whatever the lane itself will publish, the sink's end starts building now; and before
+            # it hears that a handoff is complete with what this generation carries.
+            self._session.enqueue(LinkRendezvous(generation, lane, _BEGIN, transport.encode()))
             entry, channel = self._add_lane(lane)
             entry.end = self._settings.factories[transport].open_sender(
                 self._name(lane), channel, queue, _Reporter(self, self._session, generation)
@@ -129,7 +134,12 @@ class SessionLinks:
         """End that generation if it is the one there is, and tell the peer."""
         if generation == self._generation and self._lanes:
             self.close(reason)
-            self._session.send(LinkDown(generation, reason))
+            self._session.enqueue(LinkDown(generation, reason))
+
+    def session_lost(self, reason: str) -> None:
+        """End the generation there is; no other begins."""
+        self._is_over = True
+        self.close(reason)
 
     def close(self, reason: str) -> None:
         """End the generation there is."""

@@ -241,7 +241,9 @@ class SourceSide:
             return f"KV layout {message.layout_hash} of the sink is not ours, {hello.layout_hash}"
         if len(message.prompt) == 0:
             return "the prompt is empty"
-        token_bytes = self._endpoint.kv_cache.layout.bytes_per_token
+        layout = self._endpoint.kv_cache.layout
+        heads = max(lane.source_heads.stop - lane.source_heads.start for lane in peer.session.lanes)
+        token_bytes = layout.bytes_per_token // layout.heads * heads
         if peer.payload_bytes_max < token_bytes:
             return (
                 f"the sink's staging buffers of {peer.hello.staging_buffer_bytes} bytes"

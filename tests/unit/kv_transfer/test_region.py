@@ -7,7 +7,7 @@ from kv_transfer.protocol.region import Region
 
 @pytest.mark.parametrize("bounds", [(4, 4, 0, 1), (5, 4, 0, 1), (-1, 4, 0, 1), (0, 4, 2, 2)])
 def test_never_empty(bounds):
-    with pytest.raises(AssertionError, match="no (tokens|layers)"):
+    with pytest.raises(AssertionError, match=r"no (tokens|layers)"):
         Region(*bounds)
 
 
