@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import grpc
 
 from cluster.core_binding import bind_process
+from cluster.handoff_hosts import WorkerSink, WorkerSource
 from cluster.shutdown import run_every_step
 from cluster.worker_service import WorkerService
 from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import Intake
+from decode_worker.return_source import ReturnSource
 from engine.auditor import Auditor
 from engine.engine import Engine
 from engine.garbage import GarbageCollections
@@ -39,6 +41,7 @@ from kvferry.weights_identity import weights_identity
 from mem_cache.factory import build_kv_cache
 from mem_cache.layout import kv_dtype
 from prefill_worker.prompt_source import PromptSource
+from prefill_worker.return_sink import ReturnSink
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -142,8 +145,12 @@ class WorkerProcess:
             trace=self._trace,
         )
         step_loop = StepLoop(engine, driver, clock)
-        intake = Intake(engine, driver, self._incarnation, Outbox(self._loop))
-        driver.set_hosts(PromptSource(engine, driver), intake)
+        policy = config.handoff.kv_return
+        given = ReturnSource(engine, driver, self._incarnation, policy)
+        taken = ReturnSink(engine, driver, policy)
+        intake = Intake(engine, driver, self._incarnation, Outbox(self._loop), given)
+        source = WorkerSource(PromptSource(engine, driver), given)
+        driver.set_hosts(source, WorkerSink(intake, taken), taken)
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
         self._step_loop, self._driver, self._kv_cache = step_loop, driver, kv_cache
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
@@ -169,6 +176,7 @@ class WorkerProcess:
             incarnation=self._incarnation,
             address=f"{self._config.worker_host}:{port}",
         )
+        driver.announce(info.address)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(info, step_loop), server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(driver.servicer(), server)
         await server.start()

@@ -23,6 +23,7 @@ from kvferry.generation import (
 
 if TYPE_CHECKING:
     from decode_worker.attempt_stream import AttemptStream, Outbox
+    from decode_worker.return_source import ReturnSource
     from engine.engine import Engine
     from kv_transfer.driver import HandoffDriver
     from kvferry.generation import AttemptRequest, FinishReason, PrefillSource
@@ -62,6 +63,8 @@ class _Attempt:
     stream: AttemptStream
     source: PrefillSource | None
     key: HandoffKey | None = None
+    computed_by: PrefillSource | None = None
+    """Who computed the prompt, once its handoff has begun."""
     refused_at: float | None = None
     """When an offer of its source was first refused."""
     firsts: tuple[OutputToken, ...] = ()
@@ -77,12 +80,19 @@ class Intake:
     """
 
     def __init__(
-        self, engine: Engine, driver: HandoffDriver, incarnation: Incarnation, outbox: Outbox
+        self,
+        engine: Engine,
+        driver: HandoffDriver,
+        incarnation: Incarnation,
+        outbox: Outbox,
+        returns: ReturnSource | None = None,
     ) -> None:
+        """`returns`: told of every answer whose prompt another worker computed."""
         self._engine = engine
         self._driver = driver
         self._incarnation = incarnation
         self._outbox = outbox
+        self._returns = returns
         self._attempts: dict[AttemptId, _Attempt] = {}
         self._by_key: dict[HandoffKey, _Attempt] = {}
 
@@ -192,6 +202,8 @@ class Intake:
         end = AttemptOutput((), finish, sample=request.sample)
         if all(sample.stage is Stage.ENDED for sample in entry.request.samples):
             self._close(entry, end)
+            if self._returns is not None and entry.computed_by is not None:
+                self._returns.offer(entry.request, entry.computed_by)
         else:
             self._outbox.put(entry.stream, end)
 
@@ -237,7 +249,7 @@ class Intake:
             source_incarnation=source.incarnation,
             sink_incarnation=self._incarnation,
         )
-        entry.source, entry.key = None, key
+        entry.source, entry.computed_by, entry.key = None, source, key
         self._by_key[key] = entry
         try:
             self._driver.fetch(key, source, request.prompt, request.sampling, request.cache_use)
@@ -249,7 +261,7 @@ class Intake:
         assert entry.key is not None, f"{entry.request.id} has no handoff"
         self._driver.abort_fetch(entry.key, "no room for its KV; the prompt is computed here")
         del self._by_key[entry.key]
-        entry.key = entry.refused_at = None
+        entry.key = entry.computed_by = entry.refused_at = None
         self._engine.compute_here(entry.request)
 
     def _cancel(self, attempt_id: AttemptId, stream: AttemptStream) -> None:

@@ -31,6 +31,13 @@ can only have to wait for F, whose handoffs and copies have deadlines. Since nob
 oldest waiting request, each waiting request becomes the oldest, and is admitted at the latest when
 everyone before it has ended.
 
+**Who gives way.** KV that goes back to where its prompt was computed (`engine.holding`) is held by
+requests that compute nothing and are in F: inbound at one worker, held at the other. They come in
+by the same test as everybody else, so the invariant holds with them. And none of them is ever the
+reason for a no: when a test fails, or a step lacks slots, they are ended, one after the other, and
+it is tried again before anyone is refused or retracted (`Scheduler`). Ending one only adds to what
+is free or can be evicted.
+
 **Several samples.** Until its prompt is computed, a request for n samples is promised all of them,
 n rows and the pages that n answers do not share (`_promise`), as far as one worker can have that.
 So when it parts there normally is room for all. Where others have outrun their promises there may
@@ -132,6 +139,21 @@ class Admission:
         except (OutOfRows, OutOfSlots):
             return False
         return True
+
+    def try_hold(
+        self, request: Request, admitted: list[Request], expected: Iterable[Request]
+    ) -> bool:
+        """Lock what is cached of a request that will compute nothing. False: nothing is cached, or
+        it would be in somebody's way; nothing has changed."""
+        if not self._has_rows(request, admitted) or not self._open(request):
+            return False
+        # Looked at after the lock, as in `try_open`.
+        room = self.slack(admitted) - sum(map(self.promised, expected))
+        if request.held_kv.committed_len and room >= 0:
+            return True
+        self._kv_cache.release(request.held_kv, None)
+        request.kv = None
+        return False
 
     def retract(self, request: Request) -> None:
         """Take the KV of a running request; what is computed stays as evictable cache."""
@@ -256,6 +278,8 @@ class Admission:
         return request.prompt_len - request.prompt_len % self._kv_cache.page_size
 
     def _outstanding(self, request: Request, horizon: int) -> int:
+        if request.stage is Stage.HELD:
+            return 0
         return max(0, self._promise(request, horizon) - request.held_kv.allocated_len)
 
     def _rounded(self, tokens: int) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
     from kvferry.config import SchedulerConfig
     from kvferry.generation import OutputToken
-    from kvferry.ids import TokenIds
+    from kvferry.ids import ExtraKey, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
 
@@ -101,6 +101,32 @@ class Engine:
         assert request.kv is not None, "admitted above"
         self.kv_cache.extend(request.kv, request.prompt_len)
         return True
+
+    def cached_len(self, tokens: TokenIds, extra_key: ExtraKey) -> int:
+        """How many of `tokens` a request would find on the device."""
+        return self.kv_cache.tree.match_prefix(tokens, extra_key).last_device_node.end
+
+    def hold_cached(self, request: Request) -> bool:
+        """Lock what is cached of a request of `engine.holding`, until it is ended.
+
+        False: nothing is, or there is no row; the request has ended.
+        """
+        return self.scheduler.hold_cached(request)
+
+    def reserve_returned(self, request: Request) -> bool:
+        """Row and slots for KV that another worker gives back, for a request of `engine.holding`.
+
+        False: no room; the request has ended. Raises `InvalidInput` if it could never fit.
+        """
+        if not self.scheduler.admit_returned(request):
+            return False
+        self.kv_cache.extend(request.held_kv, request.prompt_len)
+        return True
+
+    def keep_returned(self, request: Request) -> None:
+        """All of it has arrived and is ours: it is cache from now on, and the request ends."""
+        self.scheduler.remove(request)
+        self._release(request, publish=True)
 
     def adopt(self, request: Request, firsts: Sequence[OutputToken]) -> None:
         """The KV of the whole prompt has arrived and is ours: publish it and decode on.

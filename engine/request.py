@@ -16,7 +16,7 @@ import numpy as np
 from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvferry.cache_key import CacheUse
     from kvferry.generation import OutputToken
@@ -49,7 +49,14 @@ class Stage(Enum):
 
 STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
     Stage.WAITING: frozenset(
-        {Stage.EXPECTED, Stage.LOADING, Stage.PREFILLING, Stage.DECODING, Stage.ENDED}
+        {
+            Stage.EXPECTED,
+            Stage.LOADING,
+            Stage.PREFILLING,
+            Stage.DECODING,
+            Stage.HELD,
+            Stage.ENDED,
+        }
     ),
     Stage.EXPECTED: frozenset({Stage.INBOUND, Stage.WAITING, Stage.ENDED}),
     Stage.INBOUND: frozenset({Stage.DECODING, Stage.ENDED}),
@@ -60,7 +67,8 @@ STAGE_MOVES: dict[Stage, frozenset[Stage]] = {
     Stage.ENDED: frozenset(),
 }
 """Back to WAITING: from EXPECTED when its prompt is computed here after all, from PREFILLING and
-DECODING when it is retracted. Straight to DECODING: a further sample of a computed prompt."""
+DECODING when it is retracted. Straight to DECODING: a further sample of a computed prompt.
+Straight to HELD: cached KV that a handoff gives back, see `engine.holding`."""
 
 _arrivals = itertools.count(1)
 
@@ -107,6 +115,8 @@ class Request:
             of the answer if `prefill_only`.
         kv: row and slots, from admission to the end.
         prefill_only: stop after the first tokens and hold the KV for a handoff.
+        give_way: of a request that is in nobody's way (`engine.holding`): ends it, when somebody
+            lacks what it holds.
         sample: which sample of its prompt this is. 0 stands for all until the prompt is computed.
         siblings: the requests of the other samples, once there are any. Of sample 0 alone.
         arrival: number in the order of arrival at this process, from 1. Kept through a retraction.
@@ -120,6 +130,7 @@ class Request:
         "announced",
         "arrival",
         "cache_use",
+        "give_way",
         "id",
         "kv",
         "listener",
@@ -152,6 +163,7 @@ class Request:
         self.cache_use = cache_use
         self.listener = listener
         self.prefill_only = prefill_only
+        self.give_way: Callable[[], None] | None = None
         self.prompt_len = len(prompt)
         self.num_tokens = len(prompt)
         # The source of a handoff only chooses the first token.

@@ -50,6 +50,7 @@ class Scheduler:
             "retracted_tokens_recomputed": 0,
             "steps_sat_out": 0,
             "admissions_tried": 0,
+            "holdings_given_up": 0,
             "samples_forked": 0,
             "samples_queued": 0,
         }
@@ -92,6 +93,12 @@ class Scheduler:
         """Requests that arrived no later than this are assured: never retracted (again)."""
         return self._admission.horizon
 
+    @property
+    def room(self) -> int:
+        """Slots that are neither promised to anyone nor kept for anyone."""
+        kept = sum(map(self._admission.promised, self._expected.values()))
+        return self._admission.slack(self._admitted()) - kept
+
     # --- arrivals -------------------------------------------------------------------------------
 
     def enqueue(self, request: Request) -> None:
@@ -120,8 +127,9 @@ class Scheduler:
         request, expected = self._deferred[0], list(self._expected.values())
         if not self._has_places(request, expected) or self._yields(request):
             return None
-        if not self._admission.is_expected_to_fit(request, self._admitted(), expected):
-            return None
+        while not self._admission.is_expected_to_fit(request, self._admitted(), expected):
+            if not self._give_way():
+                return None
         del self._deferred[0]
         request.move_to(Stage.EXPECTED)
         self._expected[id(request)] = request
@@ -137,12 +145,31 @@ class Scheduler:
         """Reserve KV for an expected request. False: no space now."""
         if not self._has_places(request) or self._yields(request):
             return False
-        if not self._admission.try_open(request, self._admitted(), self._expected_before(request)):
+        if not self._try_open(request):
             return False
         del self._expected[id(request)]
         request.move_to(Stage.INBOUND)
         self._parked[id(request)] = request
         return True
+
+    def admit_returned(self, request: Request) -> bool:
+        """Reserve KV for what another worker gives back. False: no room that nobody wants."""
+        self._admission.check_fits_alone(request)
+        request.move_to(Stage.EXPECTED)
+        expected = self._expected.values()
+        fits = self._admission.try_open(request, self._admitted(), expected)
+        request.move_to(Stage.INBOUND if fits else Stage.ENDED)
+        if fits:
+            self._parked[id(request)] = request
+        return fits
+
+    def hold_cached(self, request: Request) -> bool:
+        """Keep what is cached of a request that computes nothing. False: nothing, or no room."""
+        fits = self._admission.try_hold(request, self._admitted(), self._expected.values())
+        request.move_to(Stage.HELD if fits else Stage.ENDED)
+        if fits:
+            self._parked[id(request)] = request
+        return fits
 
     # --- progress -------------------------------------------------------------------------------
 
@@ -210,6 +237,8 @@ class Scheduler:
         admitted = self._admit()
         items = self._wanted()
         while self._lacking(items) > 0:
+            if self._give_way():
+                continue
             victim = self._victim()
             if victim is None:
                 return self._cut_to_fit(items), admitted
@@ -307,7 +336,8 @@ class Scheduler:
     @property
     def _occupied(self) -> int:
         """Samples that decode, or will without asking again."""
-        inbound = [r for r in self._parked.values() if r.stage is Stage.INBOUND]
+        parked = self._parked.values()
+        inbound = [r for r in parked if r.stage is Stage.INBOUND and r.give_way is None]
         to_come = (inbound, self._prefilling.values(), self._loading.values())
         forks = sum(request.forks_due for requests in to_come for request in requests)
         return self.running + len(inbound) + forks
@@ -355,9 +385,8 @@ class Scheduler:
         if self._is_still_refused(request, admitted):
             return None
         self.counters["admissions_tried"] += 1
-        expected = self._expected_before(request)
-        if not self._admission.try_open(request, admitted, expected):
-            slack = self._admission.slack(admitted)
+        if not self._try_open(request):
+            slack = self._admission.slack(self._admitted())
             self._refusal = _Refusal(request, self._changes, slack)
             return None
         self._refusal = None
@@ -368,6 +397,24 @@ class Scheduler:
         else:
             self._start_prefilling(request)
         return request
+
+    def _try_open(self, request: Request) -> bool:
+        """Open a request that is the next in its order; those that hold KV for nobody give way."""
+        expected = self._expected_before(request)
+        while not self._admission.try_open(request, self._admitted(), expected):
+            if not self._give_way():
+                return False
+        return True
+
+    def _give_way(self) -> bool:
+        """End the youngest request whose KV is in nobody's way; False if there is none."""
+        for request in reversed(self._parked.values()):
+            if request.give_way is not None:
+                self.counters["holdings_given_up"] += 1
+                request.give_way()
+                assert request.stage is Stage.ENDED, f"{request.id} did not give way"
+                return True
+        return False
 
     def _is_still_refused(self, request: Request, admitted: list[Request]) -> bool:
         """Whether trying again is idle: opening a request matches, locks and may split edges."""

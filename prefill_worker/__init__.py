@@ -2,5 +2,5 @@
 
 May import: engine, kv_transfer, mem_cache, kvferry. Never decode_worker, router, cluster.
 
-Reading order: `prompt_source`.
+Reading order: `prompt_source`, `return_policy`, `return_sink`.
 """

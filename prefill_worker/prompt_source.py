@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.request import Request, Stage
-from kvferry.errors import InvalidInput
 from kvferry.ids import AttemptId
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PromptSource:
-    """The `SourceHost` of the handoff driver, and the listener of the requests it starts.
+    """A worker's `SourceHost` for prompts to compute, and the listener of the requests it starts.
 
     A request's KV is pinned by the driver from `scheduled` until the driver calls `closed` or
     `cancel`; this class ends the request then and nowhere else.
@@ -48,10 +47,6 @@ class PromptSource:
         self._engine.submit(request)
         self._requests[key] = request
         self._keys[request] = key
-
-    def start_held(self, key: HandoffKey, prompt: TokenIds, cache_use: CacheUse) -> None:
-        """Refused: this worker gives nothing back."""
-        raise InvalidInput("held_only", "this worker offers no KV that it did not compute for you")
 
     def cancel(self, key: HandoffKey, reason: str) -> None:
         """The handoff was aborted; what is computed stays in the radix cache."""
