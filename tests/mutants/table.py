@@ -8,6 +8,7 @@ from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.key_mutants import KEY_MUTANTS
 from tests.mutants.pool_mutants import POOL_MUTANTS
+from tests.mutants.sample_mutants import SAMPLE_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
 from tests.mutants.tier_mutants import TIER_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
@@ -24,6 +25,7 @@ GROUPS = {
     "file": FILE_MUTANTS,
     "handoff": HANDOFF_MUTANTS,
     "engine": ENGINE_MUTANTS,
+    "sample": SAMPLE_MUTANTS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)
 SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")

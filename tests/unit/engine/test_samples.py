@@ -242,6 +242,42 @@ def test_rows_are_kept_for_samples_to_come() -> None:
     bench.assert_idle()
 
 
+def test_slots_are_kept_for_samples_to_come() -> None:
+    bench = EngineBench(num_slots=100, scheduler=SchedulerConfig(chunk_tokens=18, output_reserve=1))
+    group = bench.submit("group", PROMPT, n=3, max_tokens=20)
+    bench.engine.step()
+    # 20 shared tokens, and 20 of each sample; 28 of the other would fit beside one sample.
+    other = bench.submit("other", PROMPT[:3], max_tokens=26)
+    bench.engine.step()
+    assert [one.stage for one in group.samples] == 3 * [Stage.DECODING]
+    assert other.stage is Stage.WAITING
+    bench.run()
+    bench.assert_idle()
+
+
+def test_what_samples_share_is_promised_once() -> None:
+    bench = EngineBench(num_slots=100, scheduler=SchedulerConfig(output_reserve=1))
+    bench.submit("other", PROMPT[:3], max_tokens=14)
+    group = bench.submit("group", PROMPT, n=3, max_tokens=20)
+    bench.engine.step()
+    assert [one.stage for one in group.samples] == 3 * [Stage.DECODING]
+    bench.run()
+    assert bench.engine.scheduler.counters["samples_queued"] == 0
+    bench.assert_idle()
+
+
+@pytest.mark.parametrize("window", [6, 16])
+def test_samples_under_a_sliding_window(window: int) -> None:
+    single = EngineBench(window=window)
+    single.submit("r", PROMPT, max_tokens=20)
+    single.run()
+    bench = EngineBench(window=window)
+    bench.submit("r", PROMPT, n=3, max_tokens=20)
+    bench.run()
+    assert _told(bench, "r", 3) == 3 * [single.recorder.told["r"]]
+    bench.assert_idle()
+
+
 @pytest.mark.parametrize(
     "limits",
     [
