@@ -16,6 +16,7 @@ from engine.llama import LlamaDecoder
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
+from engine.tensor_parallel_group import RankGroup
 from engine.weights import load_weights
 from kvferry.config import DType
 from mem_cache.layout import KvLayout
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.operators.interface import Operators
+    from engine.tensor_parallel import Collective
     from mem_cache.kv_pool import KvPool
 
 
@@ -32,31 +34,65 @@ class ModelRunner:
     """Loads a model directory and computes steps. Lives on the engine thread."""
 
     spec: ModelSpec
+    """Of the whole model."""
 
-    def __init__(self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType) -> None:
-        """`threads` compute threads; the setting is the process's, so one runner per process."""
-        assert isinstance(kv_pool.layout, KvLayout), "the models of this engine have K and V"
+    def __init__(self, directory: Path, *kv_pools: KvPool, threads: int, dtype: DType) -> None:
+        """`kv_pools`: one per tensor-parallel rank.
+
+        `threads` compute threads; the setting is the process's, so one runner per process. Several
+        ranks compute on one thread each.
+        """
+        layouts = [pool.layout for pool in kv_pools]
+        assert all(isinstance(layout, KvLayout) for layout in layouts), "our models have K and V"
+        assert threads == 1 or len(kv_pools) == 1, "several ranks, each on several threads"
         _set_threads(threads)
         self.spec = load_spec(directory)
-        self._kv_pool = kv_pool
+        rank_spec = self.spec.of_rank(len(kv_pools), "tensor_parallel")
         weights = load_weights(directory, dtype)
-        attention = CpuAttention(kv_pool, threads, self.spec.sliding_window)
-        operators = _choose_operators(dtype, threads)
-        self._decoder = LlamaDecoder(self.spec, weights, operators, attention)
+
+        def build(collective: Collective) -> _RankModel:
+            kv_pool = kv_pools[collective.shard.rank]
+            attention = CpuAttention(kv_pool, threads, rank_spec.sliding_window)
+            operators = _choose_operators(dtype, threads)
+            decoder = LlamaDecoder(rank_spec, weights, operators, attention, collective)
+            return _RankModel(decoder, kv_pool)
+
+        self._ranks = RankGroup(len(kv_pools), build)
 
     def forward(
         self, batch: ForwardBatch, on_layers: Callable[[int], None] | None = None
     ) -> torch.Tensor:
         """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after.
 
-        `on_layers`: see `LlamaDecoder.forward`.
+        `on_layers`: see `LlamaDecoder.forward`. Raises `InternalError` if a rank has failed; the
+        runner is of no use then.
         """
-        return self._decoder.forward(batch, self._kv_pool, on_layers)
+        return self._ranks.forward(batch, on_layers)
 
     def warm_up(self) -> None:
         """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""
         for tokens in (1, DECODE_QUERIES_MAX + 1):
             self.forward(_dummy_batch(tokens))
+
+    def close(self) -> None:
+        """End the threads of the other ranks, if there are any. From any thread."""
+        self._ranks.close()
+
+
+class _RankModel:
+    """Implements `RankModel`."""
+
+    def __init__(self, decoder: LlamaDecoder, kv_pool: KvPool) -> None:
+        self._decoder = decoder
+        self._kv_pool = kv_pool
+
+    def forward(self, batch: ForwardBatch, on_layers: Callable[[int], None] | None) -> torch.Tensor:
+        """See `RankModel.forward`."""
+        return self._decoder.forward(batch, self._kv_pool, on_layers)
+
+    def follow(self, batch: ForwardBatch) -> None:
+        """See `RankModel.follow`."""
+        self._decoder.follow(batch, self._kv_pool)
 
 
 def _set_threads(threads: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvferry.config import KvArrangement
@@ -65,6 +65,22 @@ class ModelSpec:
     """The output head is the token embedding."""
     sliding_window: int | None = None
     """Tokens, itself included, that each token attends to in every layer; None: all before it."""
+
+    def of_rank(self, ranks: int, setting: str) -> ModelSpec:
+        """What each of so many tensor-parallel ranks has of it.
+
+        Raises `ConfigError` naming `setting` where they cannot have equal parts.
+        """
+        shared = {"KV heads": self.num_kv_heads, "MLP columns": self.intermediate_size}
+        for what, count in shared.items():
+            if count % ranks:
+                raise ConfigError(setting, f"is {ranks}; must divide the model's {count} {what}")
+        return replace(
+            self,
+            num_heads=self.num_heads // ranks,
+            num_kv_heads=self.num_kv_heads // ranks,
+            intermediate_size=self.intermediate_size // ranks,
+        )
 
     def kv_layout(
         self,

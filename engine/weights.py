@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from engine.tensor_parallel import WHOLE
 from kvferry.errors import ConfigError
 from mem_cache.element_codec import torch_dtype
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from engine.tensor_parallel import Shard
     from kvferry.config import DType
 
 _TORCH_OF_NAME = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -48,6 +50,15 @@ class _Placed:
         """A view into the file."""
         return self.data[self.start : self.stop].view(self.dtype).view(self.shape)
 
+    def rows(self, shard: Shard) -> _Placed:
+        """A part of the rows; they are neighbours."""
+        rows = shard.of(self.shape[0])
+        row_bytes = (self.stop - self.start) // self.shape[0]
+        start, stop = (self.start + row * row_bytes for row in (rows.start, rows.stop))
+        return replace(
+            self, start=start, stop=stop, shape=(rows.stop - rows.start, *self.shape[1:])
+        )
+
     def continues(self, before: _Placed) -> bool:
         """Whether this tensor is the next rows of `before`."""
         return (
@@ -69,9 +80,17 @@ class Weights:
         """One tensor in the model's dtype: a view into the file unless its dtype is another."""
         return self._find(name).tensor().to(self._dtype)
 
-    def fused(self, names: Sequence[str]) -> torch.Tensor:
-        """Tensors of equal width stacked by rows; a view where they are neighbours in a file."""
-        parts = [self._find(name) for name in names]
+    def columns(self, name: str, shard: Shard) -> torch.Tensor:
+        """A part of the columns of a matrix, contiguous; as `tensor` where it is the whole."""
+        whole = self._find(name).tensor()
+        return whole[:, shard.of(whole.shape[1])].to(self._dtype).contiguous()
+
+    def fused(self, names: Sequence[str], shard: Shard = WHOLE) -> torch.Tensor:
+        """Tensors of equal width stacked by rows, a part of the rows of each.
+
+        A view where those are neighbours in a file.
+        """
+        parts = [self._find(name).rows(shard) for name in names]
         if all(after.continues(before) for before, after in pairwise(parts)):
             rows = sum(part.shape[0] for part in parts)
             first = parts[0]

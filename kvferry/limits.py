@@ -97,6 +97,10 @@ ENGINE_TURN_MAX_S = 60.0
 of `scheduler.chunk_tokens`: 128 tokens of a 135M model are 0.45 s of one core, a few seconds of a
 slow or busy one. Ten times that, because a replaced worker loses its cache."""
 
+RANK_TIMEOUT_S = ENGINE_TURN_MAX_S / 2
+"""Longest wait of a tensor-parallel rank for another one: well below the limit of the whole step.
+Between two sums a rank computes half a layer."""
+
 HEALTH_SILENCE_MAX_S = 60.0
 """A running process that shows no progress for so long is replaced. Far above the longest engine
 step (512 prompt tokens take seconds on a busy core), because a replaced worker loses its cache."""
