@@ -94,7 +94,9 @@ def test_greets_first_and_posts_in_order():
         ((), "without a greeting"),
         ((Busy(KEY),), "began with Busy"),
         ((Hello(WorkerId("there"), Incarnation(3), "layout", 64, heads=4),), "incarnation 3"),
-        ((Hello(WorkerId("there"), Incarnation(2), "other", 64),), "KV layout other"),
+        ((Hello(WorkerId("there"), Incarnation(2), "other", 64, heads=4),), "KV layout other"),
+        ((Hello(WorkerId("there"), Incarnation(2), "layout", 64, heads=4, ranks=3),), "3 ranks"),
+        ((Hello(WorkerId("there"), Incarnation(2), "layout", 64, heads=4, ranks=0),), "0 ranks"),
     ],
 )
 def test_a_wrong_greeting_ends_it_before_it_opened(first, reason):
