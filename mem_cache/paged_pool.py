@@ -10,9 +10,13 @@ import torch
 from kvferry.config import KvArrangement
 from mem_cache.element_codec import codec_of
 from mem_cache.layout import KvPart, PagedLayout
+from mem_cache.slot_runs import slot_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvferry.ids import SlotIndices
+    from mem_cache.slot_runs import SlotRun
 
 LayoutT = TypeVar("LayoutT", bound=PagedLayout)
 
@@ -70,73 +74,112 @@ class PagedPool(Generic[LayoutT]):
         return part.layers * layout.planes * num_tokens * part.heads * layout.unit_bytes
 
     def gather(self, slots: SlotIndices, part: KvPart, out: torch.Tensor) -> int:
-        """See `KvPool.gather`. One array operation over the runs of all layers."""
+        """See `KvPool.gather`. Run by run, or all at once where slots are scattered."""
         used = self.payload_bytes(len(slots), part)
         assert used <= out.numel(), f"a payload of {used} bytes exceeds {out.numel()}"
-        if used:
-            source, index = self._locate(torch.from_numpy(slots), part)
-            torch.index_select(source, 0, index, out=_as_rows_of(source, out[:used]))
+        if not used:
+            return 0
+        table = self._table(part)
+        rows = _as_rows_of(table, out[:used])
+        runs = slot_runs(slots, self.layout.page_size if self._by_head else None)
+        if runs is None:
+            torch.index_select(table, 0, self._row_index(slots, part), out=rows)
+        else:
+            for stored, moved in self._pieces(table, part, runs, rows):
+                moved.copy_(stored)
         return used
 
     def scatter(self, slots: SlotIndices, part: KvPart, payload: torch.Tensor) -> None:
-        """See `KvPool.scatter`. One array operation over the runs of all layers."""
+        """See `KvPool.scatter`. Run by run, or all at once where slots are scattered."""
         used = self.payload_bytes(len(slots), part)
         assert used <= payload.numel(), f"a payload of {payload.numel()} bytes lacks {used}"
-        if used:
-            target, index = self._locate(torch.from_numpy(slots), part)
-            target.index_copy_(0, index, _as_rows_of(target, payload[:used]))
+        if not used:
+            return
+        table = self._table(part)
+        rows = _as_rows_of(table, payload[:used])
+        runs = slot_runs(slots, self.layout.page_size if self._by_head else None)
+        if runs is None:
+            table.index_copy_(0, self._row_index(slots, part), rows)
+        else:
+            for stored, moved in self._pieces(table, part, runs, rows):
+                stored.copy_(moved)
 
     def _store(self, layer: int, slots: torch.Tensor, stored: torch.Tensor) -> None:
         """Put stored units [planes, T, heads, width] of one layer into `slots` (int64 [T])."""
-        target, index = self._locate(slots, self._layer_part(layer))
-        target.index_copy_(0, index, _as_rows_of(target, stored.view(-1).view(torch.uint8)))
+        part = self._layer_part(layer)
+        table = self._table(part)
+        rows = _as_rows_of(table, stored.view(-1).view(torch.uint8))
+        table.index_copy_(0, self._rows_of(slots, part), rows)
 
     def _load(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """A copy of the stored units [planes, T, heads, width] of `slots` (int64 [T])."""
-        source, index = self._locate(slots, self._layer_part(layer))
-        stored = source.index_select(0, index).view(-1).view(self._codec.storage)
+        part = self._layer_part(layer)
+        rows = self._table(part).index_select(0, self._rows_of(slots, part))
+        stored = rows.view(-1).view(self._codec.storage)
         layout = self.layout
         return stored.view(layout.planes, len(slots), layout.heads, self.buffer.shape[-1])
 
     def _layer_part(self, layer: int) -> KvPart:
         return KvPart(layer, layer + 1, 0, self.layout.heads)
 
-    def _locate(self, slots: torch.Tensor, part: KvPart) -> tuple[torch.Tensor, torch.Tensor]:
-        """Words [rows, words of a run]: the part's runs; and which of the rows hold `slots`."""
+    def _table(self, part: KvPart) -> torch.Tensor:
+        """Words [rows, words of a run]: what each layer and plane of the part stores.
+
+        A row is the part's heads of a slot (NHD), or one head, of all there are (HND).
+        """
         layout = self.layout
-        unit = layout.unit_bytes
         assert part.layer_stop <= layout.num_layers, f"{part} of {layout.num_layers} layers"
         assert part.head_stop <= layout.heads, f"{part} of {layout.heads} heads"
+        unit = layout.unit_bytes
         if self._by_head:
-            row_bytes, first, run_bytes = unit, 0, unit
+            row_bytes, start, stop = unit, 0, unit
         else:
-            row_bytes, first, run_bytes = (
-                layout.heads * unit,
-                part.head_start * unit,
-                part.heads * unit,
-            )
-        cut = math.gcd(row_bytes, first, run_bytes)
+            row_bytes = layout.heads * unit
+            start, stop = part.head_start * unit, part.head_stop * unit
+        cut = math.gcd(row_bytes, start, stop)
         word = next(word for word in _WORDS if cut % word.itemsize == 0)
-        planes = self._content.view(word).view(
-            layout.num_layers * layout.planes, -1, row_bytes // word.itemsize
-        )
-        runs = planes.shape[1]
-        some = planes[part.layer_start * layout.planes : part.layer_stop * layout.planes]
-        table = some.view(-1, row_bytes // word.itemsize)
-        table = table[:, first // word.itemsize : (first + run_bytes) // word.itemsize]
-        begins = torch.arange(len(some), device=table.device) * runs
-        within = self._run_index(slots.to(table.device), part)
-        return table, (begins[:, None] + within).view(-1)
+        layers = self._content.view(word).view(layout.num_layers, -1)
+        rows = layers[part.layer_start : part.layer_stop].view(-1, row_bytes // word.itemsize)
+        return rows[:, start // word.itemsize : stop // word.itemsize]
 
-    def _run_index(self, slots: torch.Tensor, part: KvPart) -> torch.Tensor:
-        """Of a plane, which runs hold `slots`, token by token."""
+    def _row_index(self, slots: SlotIndices, part: KvPart) -> torch.Tensor:
+        return self._rows_of(torch.from_numpy(slots), part)
+
+    def _rows_of(self, slots: torch.Tensor, part: KvPart) -> torch.Tensor:
+        """Which rows of the part's table hold `slots`, in the order of a payload."""
+        slots = slots.to(self.buffer.device)
+        layout = self.layout
+        planes = torch.arange(part.layers * layout.planes, device=slots.device)
+        physical = self.num_slots + layout.page_size
         if not self._by_head:
-            return slots
-        page_size = self.layout.page_size
-        within = slots % page_size
-        begins = (slots - within) * self.layout.heads + within
+            return (planes[:, None] * physical + slots).view(-1)
+        within = slots % layout.page_size
+        first = (slots - within) * layout.heads + within
         heads = torch.arange(part.head_start, part.head_stop, device=slots.device)
-        return (begins[:, None] + heads * page_size).view(-1)
+        of_plane = (first[:, None] + heads * layout.page_size).view(-1)
+        return (planes[:, None] * (physical * layout.heads) + of_plane).view(-1)
+
+    def _pieces(
+        self, table: torch.Tensor, part: KvPart, runs: list[SlotRun], rows: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each run what its slots store and its place among a payload's rows, of one shape."""
+        layout, (_, words) = self.layout, table.shape
+        planes = part.layers * layout.planes
+        if not self._by_head:
+            stored, moved = table.view(planes, -1, words), rows.view(planes, -1, words)
+            for first, slot, tokens in runs:
+                yield stored[:, slot : slot + tokens], moved[:, first : first + tokens]
+            return
+        pages = table.view(planes, -1, layout.heads, layout.page_size, words)
+        pages = pages[:, :, part.head_start : part.head_stop].transpose(2, 3)
+        moved = rows.view(planes, -1, part.heads, words)
+        for first, slot, tokens in runs:
+            page, within = divmod(slot, layout.page_size)
+            count = max(1, tokens // layout.page_size)
+            each = tokens // count
+            stored = pages[:, page : page + count, within : within + each]
+            some = moved[:, first : first + tokens]
+            yield stored, some.view(planes, count, each, part.heads, words)
 
 
 def _as_rows_of(table: torch.Tensor, content: torch.Tensor) -> torch.Tensor:

@@ -31,9 +31,9 @@ def _bits(pool):
     return pool.buffer.view(-1).view(torch.uint8)
 
 
-def _random_pool(layout, seed):
+def _random_pool(layout, seed, num_slots=NUM_SLOTS):
     """Every byte of it random, the dummy page included."""
-    pool = build_kv_pool(layout, NUM_SLOTS)
+    pool = build_kv_pool(layout, num_slots)
     content = _bits(pool)
     generator = torch.Generator().manual_seed(seed)
     content.copy_(torch.randint(0, 256, content.shape, generator=generator, dtype=torch.uint8))
@@ -129,6 +129,67 @@ def test_a_payload_holds_what_is_read(layout):
         ours = pool.read(layer, torch.from_numpy(slots))
         theirs = other.read(layer, torch.from_numpy(elsewhere))
         assert all(map(torch.equal, ours, theirs))
+
+
+def _stored(pool, slots, part):
+    """uint8 [layers, planes, tokens, heads, unit_bytes]: read from the buffer slot by slot."""
+    layers = pool.buffer.view(torch.uint8)[part.layer_start : part.layer_stop]
+    size = pool.layout.page_size
+    by_head = pool.layout.order is KvArrangement.HND
+    tokens = [
+        layers[:, :, slot // size, :, slot % size] if by_head else layers[:, :, slot]
+        for slot in slots.tolist()
+    ]
+    return torch.stack(tokens, dim=2)[:, :, :, part.head_start : part.head_stop]
+
+
+def _chained(*ranges):
+    return np.concatenate([np.arange(*some, dtype=np.int64) for some in ranges])
+
+
+RUNS = {
+    "one run": _chained((19, 87)),
+    "whole pages": _chained((16, 112)),
+    "pages out of order": _chained((64, 96), (32, 64), (96, 112)),
+    "runs within pages": _chained((17, 51), (66, 94)),
+    "a slot": _chained((21, 22)),
+    "an end of a page": _chained((29, 32)),
+    "short runs": _chained((18, 24), (90, 99), (40, 41)),
+    "scattered": np.random.default_rng(1).permutation(96).astype(np.int64)[:40] + 16,
+}
+"""Slots of a pool of 96 and a page of up to 16."""
+
+
+@pytest.mark.parametrize("slots", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("layout", [*all_layouts(4), *all_layouts(16)], ids=layout_name)
+def test_neighbouring_slots_are_moved_like_others(layout, slots):
+    physical = np.arange(112)
+    num_slots = len(physical) - layout.page_size
+    for heads in ((0, layout.heads), (layout.heads - 1, layout.heads), (0, 1)):
+        part = KvPart(1, 3, *heads)
+        pool, other = (_random_pool(layout, seed, num_slots) for seed in (1, 2))
+        payload = _gathered(pool, slots, part)
+        expected = _stored(pool, slots, part)
+        assert torch.equal(payload.view(expected.shape), expected)
+        everything = _stored(other, physical, layout.whole)
+        other.scatter(slots, part, payload)
+        everything[1:3, :, slots, heads[0] : heads[1]] = expected
+        assert torch.equal(_stored(other, physical, layout.whole), everything)
+
+
+@EVERY_POOL
+def test_slots_are_copied_whole(layout, monkeypatch):
+    monkeypatch.setattr("mem_cache.paged_pool.COPY_BYTES", 2 * layout.bytes_per_token)
+    pool, before = _random_pool(layout, 1), _random_pool(layout, 1)
+    picked = _slots(2, 10, layout)
+    source, target = picked[:5], picked[5:]
+    pool.copy(source, target)
+    assert torch.equal(_payload(pool, target), _payload(before, source))
+    every = np.arange(NUM_SLOTS + layout.page_size, dtype=np.int64)
+    others = np.setdiff1d(every, target)
+    assert torch.equal(_payload(pool, others), _payload(before, others))
+    pool.copy(source[:0], target[:0])
+    assert torch.equal(_payload(pool, others), _payload(before, others))
 
 
 @EVERY_POOL

@@ -8,6 +8,7 @@ _POOL = "mem_cache/paged_pool.py"
 _CODEC = "mem_cache/element_codec.py"
 _LAYOUT = "mem_cache/layout.py"
 _POOL_TESTS = ("tests/contract/test_kv_pools.py", "tests/unit/mem_cache/test_mha_pool.py")
+_MOVE_TESTS = ("tests/contract/test_kv_pools.py::test_neighbouring_slots_are_moved_like_others",)
 _CODEC_TESTS = ("tests/unit/mem_cache/test_element_codec.py",)
 _LAYOUT_TESTS = ("tests/unit/mem_cache/test_layout.py",)
 _EXCHANGE_TESTS = (
@@ -23,30 +24,61 @@ POOL_MUTANTS = (
         "pages-token-by-token",
         "Head by head, a page is what a kernel reads, not only what the pool itself wrote.",
         _POOL,
-        "        first = (slots - within) * heads + within\n"
-        "        return (first[:, None] + torch.arange(heads, device=slots.device) * page_size)"
-        ".view(-1)\n",
-        "        first = slots * heads + 0 * within\n"
-        "        return (first[:, None] + torch.arange(heads, device=slots.device)).view(-1)\n",
+        "        first = (slots - within) * layout.heads + within\n"
+        "        heads = torch.arange(part.head_start, part.head_stop, device=slots.device)\n"
+        "        of_plane = (first[:, None] + heads * layout.page_size).view(-1)\n",
+        "        first = slots * layout.heads + 0 * within\n"
+        "        heads = torch.arange(part.head_start, part.head_stop, device=slots.device)\n"
+        "        of_plane = (first[:, None] + heads).view(-1)\n",
         _POOL_TESTS,
     ),
     Mutant(
         "layers-from-the-first",
         "A payload of some layers is of those layers.",
         _POOL,
-        "table = self._runs[layer_start:layer_stop].view(-1, words)",
-        "table = self._runs[: layer_stop - layer_start].view(-1, words)",
-        _POOL_TESTS,
+        "layers[part.layer_start : part.layer_stop].view(",
+        "layers[: part.layers].view(",
+        _MOVE_TESTS,
+    ),
+    Mutant(
+        "heads-from-the-first",
+        "A payload of some heads is of those heads.",
+        _POOL,
+        "start, stop = part.head_start * unit, part.head_stop * unit",
+        "start, stop = 0, part.heads * unit",
+        _MOVE_TESTS,
+    ),
+    Mutant(
+        "heads-of-a-page-from-the-first",
+        "The same where a page is stored head by head.",
+        _POOL,
+        "pages[:, :, part.head_start : part.head_stop].transpose(2, 3)",
+        "pages[:, :, : part.heads].transpose(2, 3)",
+        _MOVE_TESTS,
+    ),
+    Mutant(
+        "runs-from-the-first-slot-of-a-page",
+        "A run may begin within a page.",
+        _POOL,
+        "pages[:, page : page + count, within : within + each]",
+        "pages[:, page : page + count, :each]",
+        _MOVE_TESTS,
+    ),
+    Mutant(
+        "runs-not-cut-at-pages",
+        "Where a page is stored head by head, a run that ends within one is cut there.",
+        "mem_cache/slot_runs.py",
+        "whole = (run.tokens - head) // page_size * page_size",
+        "whole = run.tokens - head",
+        ("tests/unit/mem_cache/test_slot_runs.py",),
     ),
     Mutant(
         "planes-on-top-of-one-another",
         "K and V of a slot are different memory.",
         _POOL,
-        "within = self._run_index(slots.to(table.device))\n"
-        "        return table, (first[:, None] + within).view(-1)",
-        "within = self._run_index(slots.to(table.device))\n"
-        "        return table, (first[:, None] // planes + within).view(-1)",
-        _POOL_TESTS,
+        "return (planes[:, None] * physical + slots).view(-1)",
+        "return (planes[:, None] // layout.planes * physical + slots).view(-1)",
+        _MOVE_TESTS,
     ),
     Mutant(
         "infinity-stored",
