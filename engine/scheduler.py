@@ -190,18 +190,14 @@ class Scheduler:
     def add_sample(self, parent: Request, sample: Request) -> None:
         """A sample that shares the computed prompt of `parent`: decode it from the next step on
         if it fits, else queue it in its order of arrival. One that has ended only passes by."""
-        fits = (
-            sample.finish_reason() is None
-            and self._occupied < self._config.running_max
-            and self._admission.try_fork(parent, sample, self._admitted())
-        )
-        if not fits:
-            self.counters["samples_queued"] += sample.finish_reason() is None
+        goes_on = sample.finish_reason() is None
+        if goes_on and self._try_fork(parent, sample):
+            self.counters["samples_forked"] += 1
+            sample.move_to(Stage.DECODING)
+            self._decoding[id(sample)] = sample
+        else:
+            self.counters["samples_queued"] += goes_on
             self._queue(sample)
-            return
-        self.counters["samples_forked"] += 1
-        sample.move_to(Stage.DECODING)
-        self._decoding[id(sample)] = sample
 
     def hold(self, request: Request) -> None:
         """The prompt's KV is complete and stays for a handoff to read."""
@@ -402,6 +398,15 @@ class Scheduler:
         """Open a request that is the next in its order; those that hold KV for nobody give way."""
         expected = self._expected_before(request)
         while not self._admission.try_open(request, self._admitted(), expected):
+            if not self._give_way():
+                return False
+        return True
+
+    def _try_fork(self, parent: Request, sample: Request) -> bool:
+        """Fork a sample; those that hold KV for nobody give way."""
+        if self._occupied >= self._config.running_max:
+            return False
+        while not self._admission.try_fork(parent, sample, self._admitted()):
             if not self._give_way():
                 return False
         return True

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from engine.holding import new_holding
 from engine.request import Request, Stage
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.config import SchedulerConfig
 from kvferry.generation import FinishReason, OutputToken
-from kvferry.ids import ExtraKey
+from kvferry.ids import Attempt, ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from tests.support.digest_model import EOS, VOCAB, answer
 from tests.support.engine_bench import EngineBench, name_of
@@ -263,6 +264,29 @@ def test_what_samples_share_is_promised_once() -> None:
     assert [one.stage for one in group.samples] == 3 * [Stage.DECODING]
     bench.run()
     assert bench.engine.scheduler.counters["samples_queued"] == 0
+    bench.assert_idle()
+
+
+def test_kv_that_is_held_for_nobody_gives_way_to_samples() -> None:
+    bench = EngineBench(num_slots=100, scheduler=SchedulerConfig(chunk_tokens=4, output_reserve=0))
+    engine, cached = bench.engine, list(range(60, 101))
+    bench.submit("cached", cached, max_tokens=1)
+    bench.run()
+    runner = bench.submit("runner", PROMPT[:4], max_tokens=40)
+    while runner.num_tokens < 27:
+        engine.step()
+    tokens = np.asarray(cached, dtype=np.int32)
+    held = new_holding(
+        RequestId("held"), Attempt(1), tokens, CacheUse(ExtraKey("")), lambda: engine.end(held)
+    )
+    assert engine.hold_cached(held)
+    group = bench.submit("group", PROMPT, n=3)
+    while not group.siblings:
+        assert held.stage is Stage.HELD
+        engine.step()
+    assert held.stage is Stage.ENDED
+    assert [one.stage for one in group.samples] == 3 * [Stage.DECODING]
+    bench.run()
     bench.assert_idle()
 
 
