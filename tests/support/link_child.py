@@ -55,10 +55,9 @@ class RemoteLane:
         self.side.open(new_factory(transport), f"remote-{role}", channel)
 
     def tell(self, *message) -> None:
-        with self._lock:
-            # The other process may have been killed.
-            with contextlib.suppress(OSError):
-                self.connection.send(message)
+        # The other process may have been killed.
+        with self._lock, contextlib.suppress(OSError):
+            self.connection.send(message)
 
     def listen(self) -> None:
         """Until the other process ends."""
