@@ -1,6 +1,7 @@
 """Everything inside one worker's process, put together. Knows no Ray.
 
-Three kinds of threads: the event loop (all gRPC), the engine thread (all KV), a thread per link.
+Threads: the event loop (all gRPC), the engine thread (all KV), one per lane of a link, and one per
+tensor-parallel rank beyond the first.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class WorkerProcess:
         )
         self._step_loop: StepLoop | None = None
         self._kv_cache: KVCache | None = None
+        self._runner: ModelRunner | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
         self._trace: HandoffTrace | None = None
@@ -91,6 +93,7 @@ class WorkerProcess:
         """
         run_every_step(
             self._stop_engine,
+            self._stop_ranks,
             self._close_kv,
             self._close_links,
             self._stop_server,
@@ -119,15 +122,17 @@ class WorkerProcess:
         spec = load_spec(directory)
         context_length = min(config.model.context_length, spec.context_length)
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
-        layout = spec.kv_layout(dtype, config.cache.page_size, config.cache.arrangement)
+        ranks = self._group().tensor_parallel
+        of_rank = spec.of_rank(ranks, f"workers.{self._role.value}.tensor_parallel")
+        layout = of_rank.kv_layout(dtype, config.cache.page_size, config.cache.arrangement)
         # KV in files outlives this process: it is of these weights, computed in this type.
         folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
         cache_config = config.cache.with_files_in(folder)
         window = window_of_kv(spec.sliding_window, config)
-        kv_cache = build_kv_cache(layout, cache_config, context_length, window=window)
-        runner = ModelRunner(
-            directory, kv_cache.pool, threads=self._group().threads, dtype=config.model.dtype
-        )
+        kv_cache = build_kv_cache(layout, cache_config, context_length, window=window, ranks=ranks)
+        threads, weights = self._group().threads, config.model.dtype
+        runner = ModelRunner(directory, *kv_cache.rank_pools, threads=threads, dtype=weights)
+        self._runner = runner
         runner.warm_up()
         clock = MonotonicClock()
         engine = Engine(kv_cache, runner, config.scheduler, clock)
@@ -186,6 +191,10 @@ class WorkerProcess:
     def _stop_engine(self) -> None:
         if self._step_loop is not None and self._serves:
             self._step_loop.stop()
+
+    def _stop_ranks(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
 
     def _close_kv(self) -> None:
         if self._kv_cache is not None:

@@ -124,6 +124,8 @@ class WorkerGroupConfig:
     """What Ray reserves for each; whole above 1."""
     threads: int = 1
     """Compute threads per worker. More than its cores collapses (see docs/performance.md)."""
+    tensor_parallel: int = 1
+    """Ranks of each worker: each computes an equal part of the heads, on a thread of its own."""
     cores: str = ""
     """Cores on which the processes of these workers run, such as `0` or `0-3,8`; empty: all.
     Workers that share a machine do not disturb one another when each group has its own."""
@@ -423,6 +425,7 @@ def _to_float(value: Any, name: str) -> float:
 
 
 _ROLES = ("prefill", "decode", "both")
+_GROUP_AT_LEAST = {"count": 0, "cpus": 0, "gpus": 0, "threads": 1, "tensor_parallel": 1}
 _AT_LEAST: Mapping[str, float] = {
     "model.context_length": 2,
     "cache.page_size": 1,
@@ -444,9 +447,7 @@ _AT_LEAST: Mapping[str, float] = {
     "router.requests_max": 1,
     "restart_backoff_s": 0,
 } | {
-    f"workers.{role}.{setting}": low
-    for role in _ROLES
-    for setting, low in {"count": 0, "cpus": 0, "gpus": 0, "threads": 1}.items()
+    f"workers.{role}.{setting}": low for role in _ROLES for setting, low in _GROUP_AT_LEAST.items()
 }
 _ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
 _AT_MOST: Mapping[str, float] = {"router.port": 65535, "scheduler.output_reserve": 1}
@@ -465,6 +466,7 @@ def _validate(config: ClusterConfig) -> None:
         if gpus > 1 and not gpus.is_integer():
             # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
             raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
+        _validate_ranks(f"workers.{role}", getattr(groups, role), config.cache.host)
         _validate_cores(f"workers.{role}", getattr(groups, role))
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
@@ -472,13 +474,26 @@ def _validate(config: ClusterConfig) -> None:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
 
 
+def _validate_ranks(name: str, group: WorkerGroupConfig, host: HostTierConfig) -> None:
+    if group.tensor_parallel == 1:
+        return
+    if group.threads > 1:
+        problem = f"is {group.threads}; must be 1 with {name}.tensor_parallel above 1"
+        raise ConfigError(f"{name}.threads", problem)
+    if host.memory_bytes > 0:
+        # A page of a lower tier is a page of one pool.
+        problem = f"must be 0 with {name}.tensor_parallel above 1"
+        raise ConfigError("cache.host.memory_bytes", problem)
+
+
 def _validate_cores(name: str, group: WorkerGroupConfig) -> None:
     try:
         cores = cores_in(group.cores)
     except ValueError as error:
         raise ConfigError(f"{name}.cores", str(error)) from error
-    if cores and len(cores) < group.threads:
-        raise ConfigError(f"{name}.cores", f"are {len(cores)} for {group.threads} threads")
+    threads = group.threads * group.tensor_parallel
+    if cores and len(cores) < threads:
+        raise ConfigError(f"{name}.cores", f"are {len(cores)} for {threads} threads")
 
 
 def _validate_values(config: ClusterConfig) -> None:

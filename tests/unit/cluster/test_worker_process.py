@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import threading
 
 import grpc
+import numpy as np
 import pytest
 
 from cluster.worker_process import WorkerProcess
+from kvferry.cache_key import CacheUse
 from kvferry.config import load_config
+from kvferry.convert import attempt_request_to_wire
 from kvferry.errors import ConfigError, InternalError
-from kvferry.ids import WorkerId
+from kvferry.generation import AttemptRequest
+from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId, WorkerId
 from kvferry.limits import ENGINE_TURN_MAX_S
 from kvferry.membership import Role
 from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
+from kvferry.sampling import SamplingParams
 from tests.support.tiny_llama import TinyLlama, make_tiny_llama
 from tests.support.waiting import wait_until
 
@@ -51,6 +57,55 @@ def test_cores_that_the_machine_does_not_have_are_refused_for_good(config):
     with pytest.raises(ConfigError, match="there is no core 9999 here") as refused:
         made.start()
     assert refused.value.field == "workers.both.cores"
+    made.stop()
+
+
+def with_ranks(config, ranks):
+    both = dataclasses.replace(config.workers.both, tensor_parallel=ranks)
+    workers = dataclasses.replace(config.workers, both=both)
+    return dataclasses.replace(config, workers=workers)
+
+
+def test_ranks_that_would_cut_a_head_are_refused_by_name(config):
+    made = new_worker(with_ranks(config, 4))
+    with pytest.raises(ConfigError, match="is 4; must divide the model's 2 KV heads") as refused:
+        made.start()
+    assert refused.value.field == "workers.both.tensor_parallel"
+    made.stop()
+
+
+def test_ranks_end_with_their_worker(config):
+    made = new_worker(with_ranks(config, 2))
+    made.start()
+    assert "rank-1" in {thread.name for thread in threading.enumerate()}
+    assert len(made._kv_cache.rank_pools) == 2
+    made.stop()
+    assert "rank-1" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_rank_that_fails_ends_the_engine_with_its_reason(config):
+    made = new_worker(with_ranks(config, 2))
+    info = made.start()
+
+    def fail(batch):
+        raise ValueError("out of luck")
+
+    (follower,) = made._runner._ranks._followers
+    follower._inbox.put(fail)
+    with grpc.insecure_channel(info.address) as channel:
+        attempt = AttemptRequest(
+            id=AttemptId(RequestId("r1"), Attempt(1)),
+            prompt=np.array([1, 2], np.int32),
+            sampling=SamplingParams(max_tokens=4),
+            cache_use=CacheUse(ExtraKey("")),
+            source=None,
+        )
+        message = attempt_request_to_wire(attempt, info.incarnation)
+        call = worker_pb2_grpc.WorkerStub(channel).Generate(message, timeout=20.0)
+        with pytest.raises(grpc.RpcError) as failed:
+            list(call)
+    assert "rank 1 failed: ValueError('out of luck')" in failed.value.details()
+    wait_until("engine ended", lambda: not made.is_alive(), within_s=5.0)
     made.stop()
 
 

@@ -100,6 +100,26 @@ def test_settings_names_each_leaf_with_its_default():
         ("workers: {both: {cores: 3-1}}", "workers.both.cores", "runs backwards"),
         ("workers: {both: {cores: 3, threads: 2}}", "workers.both.cores", "are 1 for 2 threads"),
         ("workers: {both: {cores: true}}", "workers.both.cores", "must be a text"),
+        (
+            "workers: {both: {cores: 3, tensor_parallel: 2}}",
+            "workers.both.cores",
+            "are 1 for 2 threads",
+        ),
+        (
+            "workers: {decode: {tensor_parallel: 0}}",
+            "workers.decode.tensor_parallel",
+            "at least 1",
+        ),
+        (
+            "workers: {decode: {tensor_parallel: 2, threads: 2}}",
+            "workers.decode.threads",
+            "is 2; must be 1 with workers.decode.tensor_parallel above 1",
+        ),
+        (
+            "{workers: {prefill: {tensor_parallel: 2}}, cache: {host: {memory_bytes: 1}}}",
+            "cache.host.memory_bytes",
+            "must be 0 with workers.prefill.tensor_parallel above 1",
+        ),
         ("workers: {decode: {count: 0}}", "workers.decode.count", "no worker could decode"),
         (
             "workers: {decode: {count: 0}, both: {count: 1}}",
