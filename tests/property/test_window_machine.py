@@ -9,6 +9,7 @@ add up. Slots that are free are overwritten, as the next owner would.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ ROWS = 4
 PAGES = {1: 24, 4: 24, 16: 16, 64: 10}
 STEPS = 40
 CI_EXAMPLES, SLOW_EXAMPLES = 4, 70
-CI_SEEDS = range(3, 12)
+CI_SEEDS = range(3, 20)
 """Tried in turn until the sample is worth something."""
 
 SETTINGS = [(1, 2), (1, 7), (4, 3), (4, 4), (4, 11), (16, 8), (16, 40), (64, 64), (64, 200)]
@@ -54,6 +55,7 @@ WORTH_SEEING_WITHOUT_TREE = {
     "pinned window",
     "inbound window",
     "own slots given up",
+    "forked",
 }
 WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "unlocked", "tombstone"}
 """What a sample must contain to have tested anything."""
@@ -359,6 +361,30 @@ class WindowMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from([r for r in self.live if r.pins]))
         self.cache.unpin(request.kv)
         request.pins -= 1
+
+    @precondition(lambda self: len(self.live) < ROWS)
+    @precondition(lambda self: any(not r.inbound for r in self.live))
+    @rule(data=st.data(), tokens=st.sampled_from((0, 1, 17)), publish=st.booleans())
+    def fork(self, data, tokens, publish):
+        """Another sample of what a request has computed, which goes its own way."""
+        parent = data.draw(st.sampled_from([r for r in self.live if not r.inbound]))
+        if publish:
+            self._checkpoint(parent, parent.committed)
+        pages = -(-parent.committed // self.page_size)
+        if pages * self.page_size - parent.protected > len(self.free) + self._evictable():
+            with pytest.raises(OutOfSlots, match="KV slots needed"):
+                self.cache.fork(parent.kv, "too much")
+            return
+        kv = self.cache.fork(parent.kv, "twin")
+        twin = replace(parent, kv=kv, pins=0, tokens=parent.tokens[: parent.committed])
+        twin.slots = self._row(twin)
+        assert len(twin.slots) == pages * self.page_size
+        assert twin.slots[: twin.protected] == parent.slots[: twin.protected]
+        assert set(twin.slots[twin.protected :]) <= self.free, "somebody owns them"
+        self.free -= set(twin.slots[twin.protected :])
+        self.live.append(twin)
+        self.seen["forked"] += 1
+        self._decode(twin, tokens)
 
     @precondition(lambda self: any(not r.pins for r in self.live))
     @rule(data=st.data(), publish=st.booleans())
