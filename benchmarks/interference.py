@@ -7,11 +7,12 @@ Four greedy streams run through the front door of a real local cluster. Once all
 prompts of 2,048 tokens come in one after the other for a minute, all different, each answered with
 8 tokens. Modes:
 
-* undisturbed: the streams alone on one prefill and one decode worker of one thread each;
+* undisturbed: the streams alone, on one prefill and one decode worker of one thread and one core;
 * pd: the same, with the prompts. It shares its cluster with `undisturbed`, which runs before it;
 * aggregated: one worker with two threads on both cores, that computes each prompt in one step;
 * aggregated_chunked: the same with the default `scheduler.chunk_tokens`.
 
+Everything else, this program and the router included, runs on whichever core the system chooses.
 Each mode begins with fresh streams and lasts equally long, because decoding slows down as streams
 grow. Time is taken where the client reads a message. What is counted is the gap between two
 messages of a stream that carry tokens: several tokens in one message are one gap, because a reader
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import threading
 import time
@@ -45,18 +47,20 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
 
 UNDISTURBED = "undisturbed"
-_PD_MODES = (UNDISTURBED, "pd")
-_AGGREGATED = {
+_CORES = sorted(os.sched_getaffinity(0))[:2]
+_APART = {"workers.prefill.cores": str(_CORES[0]), "workers.decode.cores": str(_CORES[-1])}
+_TOGETHER = {
     "workers.both.count": "1",
     "workers.both.threads": "2",
     "workers.both.cpus": "2",
+    "workers.both.cores": f"{_CORES[0]},{_CORES[-1]}",
     "workers.prefill.count": "0",
     "workers.decode.count": "0",
 }
 _CLUSTERS: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
-    (_PD_MODES, {}),
-    (("aggregated",), _AGGREGATED | {"scheduler.chunk_tokens": "8192"}),
-    (("aggregated_chunked",), _AGGREGATED),
+    ((UNDISTURBED, "pd"), _APART),
+    (("aggregated",), _TOGETHER | {"scheduler.chunk_tokens": "8192"}),
+    (("aggregated_chunked",), _TOGETHER),
 )
 MODES = tuple(mode for modes, _ in _CLUSTERS for mode in modes)
 
