@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from decode_worker.attempt_stream import AttemptStream
-from decode_worker.intake import CancelAttempt, StartAttempt
+from decode_worker.intake import CancelAttempt, EndSample, StartAttempt
 from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
 from kvferry.convert import (
@@ -20,6 +20,7 @@ from kvferry.convert import (
     load_to_wire,
 )
 from kvferry.errors import DeadlineExceeded, WorkerUnavailable
+from kvferry.ids import Attempt, AttemptId, RequestId
 from kvferry.limits import AUDIT_TIMEOUT_S, WRITER_CHECK_INTERVAL_S
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.rpc.v1 import worker_pb2_grpc
@@ -48,10 +49,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker.AttemptOutput]:
         """Run one attempt. The end of the call, however it comes, ends the attempt."""
         async with status_of_errors(context):
-            if request.incarnation != self._info.incarnation:
-                raise WorkerUnavailable(
-                    f"incarnation {request.incarnation} of {self._info.worker_id} is gone"
-                )
+            self._require_incarnation(request.incarnation)
             attempt = attempt_request_from_wire(request)
             stream = AttemptStream(attempt.sampling.n)
             self._step_loop.post(StartAttempt(attempt, stream))
@@ -61,6 +59,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             finally:
                 # A no-op for an attempt that has ended.
                 self._step_loop.post(CancelAttempt(attempt.id, stream))
+
+    async def EndSample(
+        self, request: worker.EndSampleRequest, context: grpc.aio.ServicerContext
+    ) -> worker.EndSampleResponse:
+        """Pass the wish on; what comes of it is seen in the attempt's stream."""
+        async with status_of_errors(context):
+            self._require_incarnation(request.incarnation)
+            attempt_id = AttemptId(RequestId(request.request_id), Attempt(request.attempt))
+            self._step_loop.post(EndSample(attempt_id, request.sample))
+        return worker.EndSampleResponse()
 
     async def KvEvents(
         self, request: worker.KvEventsRequest, context: grpc.aio.ServicerContext
@@ -103,6 +111,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker.WorkerAuditResponse(
             incarnation=self._info.incarnation, report=audit_report_to_wire(report)
         )
+
+    def _require_incarnation(self, incarnation: int) -> None:
+        if incarnation != self._info.incarnation:
+            raise WorkerUnavailable(f"incarnation {incarnation} of {self._info.worker_id} is gone")
 
     async def _run_audit(self) -> AuditReport:
         loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from kvferry.generation import (
     AttemptFinish,
     AttemptOutput,
     AttemptUsage,
+    FinishReason,
     OutputToken,
 )
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from decode_worker.return_source import ReturnSource
     from engine.engine import Engine
     from kv_transfer.driver import HandoffDriver
-    from kvferry.generation import AttemptRequest, FinishReason, PrefillSource
+    from kvferry.generation import AttemptRequest, PrefillSource
     from kvferry.ids import AttemptId, Incarnation
     from mem_cache.request_kv import RequestKV
 
@@ -51,6 +52,14 @@ class CancelAttempt:
     stream: AttemptStream
 
 
+@dataclass(frozen=True, slots=True)
+class EndSample:
+    """Event: the router needs no more of one sample. Unknown and ended ones are ignored."""
+
+    id: AttemptId
+    sample: int
+
+
 @dataclass(slots=True, eq=False)
 class _Attempt:
     """An attempt in flight.
@@ -69,6 +78,8 @@ class _Attempt:
     """When an offer of its source was first refused."""
     firsts: tuple[OutputToken, ...] = ()
     """The source's tokens, one per sample, kept until the KV is adopted."""
+    unwanted: set[int] = field(default_factory=set)
+    """Samples that were ended before they had parted from their prompt."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
 
 
@@ -99,12 +110,14 @@ class Intake:
     # --- events from the gRPC server -----------------------------------------------------------
 
     def handle(self, event: object) -> bool:
-        """Takes `StartAttempt` and `CancelAttempt`."""
+        """Takes `StartAttempt`, `CancelAttempt` and `EndSample`."""
         match event:
             case StartAttempt(attempt, stream):
                 self._start(attempt, stream)
             case CancelAttempt(attempt_id, stream):
                 self._cancel(attempt_id, stream)
+            case EndSample(attempt_id, sample):
+                self._end_sample(attempt_id, sample)
             case _:
                 return False
         return True
@@ -165,6 +178,8 @@ class Intake:
         entry.key = None
         self._tell_usage(entry, usage)
         self._engine.adopt(entry.request, entry.firsts)
+        for sample in entry.unwanted:
+            self._end_sample(entry.request.id, sample)
 
     def failed(self, key: HandoffKey, error: KvferryError) -> None:
         """The KV will not arrive: give the reservation back and tell the router."""
@@ -275,6 +290,18 @@ class Intake:
             entry.key = None
         self._end_requests(entry)
         self._close(entry, RequestCancelled("cancelled by the router"))
+
+    def _end_sample(self, attempt_id: AttemptId, sample: int) -> None:
+        entry = self._attempts.get(attempt_id)
+        if entry is None:
+            return
+        if entry.request.firsts_due > 1:
+            entry.unwanted.add(sample)
+        elif sample < len(entry.request.samples):
+            request = entry.request.samples[sample]
+            if request.stage is not Stage.ENDED:
+                self._engine.end(request)
+                self.finished(request, FinishReason.STOP)
 
     def _tell_usage(self, entry: _Attempt, usage: AttemptUsage) -> None:
         """At once and not with the end, which the router may cut off by a stop string."""

@@ -34,6 +34,11 @@ class RequestControl:
         if self._error is not None:
             raise self._error
 
+    def end_sample(self, sample: int) -> None:
+        """One sample needs no more tokens; the request goes on with the others."""
+        assert self._stream is not None, "a sample ends in some attempt"
+        self._stream.end_sample(sample)
+
     def attach(self, stream: AttemptStream) -> None:
         """`stream` is what `end` aborts from now on, in place of any before."""
         self._stream = stream

@@ -167,6 +167,9 @@ class Router:
                             yield chunk
                         if stream.is_done:
                             return
+                        if chunk.finish is not None and routed.output.finish is None:
+                            # Its text has met a stop string, of which the worker knows nothing.
+                            control.end_sample(chunk.index)
             except RequestCancelled:
                 for chunk in stream.cancelled():
                     yield chunk

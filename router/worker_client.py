@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
@@ -21,12 +22,12 @@ from kvferry.errors import (
     Overloaded,
     WorkerUnavailable,
 )
-from kvferry.limits import WORKER_MESSAGE_BYTES_MAX
+from kvferry.limits import WORKER_MESSAGE_BYTES_MAX, WORKER_STATUS_TIMEOUT_S
 from kvferry.rpc.v1 import worker_pb2
 from kvferry.rpc_errors import RETRY_PUSHBACK_KEY, is_task_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
     from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
     from kvferry.audit_report import AuditReport
@@ -68,6 +69,13 @@ class AttemptStream(Protocol):
 
     async def read(self) -> AttemptOutput | None:
         """The next output; None after the last one. Raises `KvferryError`."""
+        ...
+
+    def end_sample(self, sample: int) -> None:
+        """Let the worker know that it need not go on with one sample; the others go on.
+
+        A wish: if it is lost, what the worker still says of that sample is of no interest.
+        """
         ...
 
     def abort(self, error: KvferryError) -> None:
@@ -118,6 +126,11 @@ class GrpcWorkerClient:
             request_serializer=worker_pb2.AttemptRequest.SerializeToString,
             response_deserializer=worker_pb2.AttemptOutput.FromString,
         )
+        self._end_sample = self._channel.unary_unary(
+            f"/{service}/EndSample",
+            request_serializer=worker_pb2.EndSampleRequest.SerializeToString,
+            response_deserializer=worker_pb2.EndSampleResponse.FromString,
+        )
         self._kv_events = self._channel.unary_stream(
             f"/{service}/KvEvents",
             request_serializer=worker_pb2.KvEventsRequest.SerializeToString,
@@ -134,11 +147,14 @@ class GrpcWorkerClient:
             response_deserializer=worker_pb2.WorkerAuditResponse.FromString,
         )
         self._streams: set[_GrpcAttemptStream] = set()
+        self._calls: set[Any] = set()
 
     def generate(self, request: AttemptRequest, timeout_s: float) -> AttemptStream:
         """Start an attempt; the worker drops it by itself after `timeout_s`."""
         message = convert.attempt_request_to_wire(request, self._info.incarnation)
-        stream = _GrpcAttemptStream(self._generate(message, timeout=timeout_s), self._info)
+        end_sample = partial(self._begin_end_sample, message)
+        call = self._generate(message, timeout=timeout_s)
+        stream = _GrpcAttemptStream(call, self._info, end_sample)
         self._streams.add(stream)
         stream.call.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
@@ -174,6 +190,18 @@ class GrpcWorkerClient:
         self._check_incarnation(message.incarnation)
         return convert.audit_report_from_wire(message.report)
 
+    def _begin_end_sample(self, attempt: worker_pb2.AttemptRequest, sample: int) -> None:
+        message = worker_pb2.EndSampleRequest(
+            request_id=attempt.request_id,
+            attempt=attempt.attempt,
+            incarnation=attempt.incarnation,
+            sample=sample,
+        )
+        call = self._end_sample(message, timeout=WORKER_STATUS_TIMEOUT_S)
+        # Nobody waits for it, so somebody has to keep it.
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
     def _check_incarnation(self, incarnation: int) -> None:
         if incarnation != self._info.incarnation:
             raise WorkerUnavailable(f"worker {self._info.worker_id} was started anew")
@@ -191,8 +219,9 @@ class GrpcWorkerClient:
 class _GrpcAttemptStream:
     """`AttemptStream` over one call."""
 
-    def __init__(self, call: Any, info: WorkerInfo) -> None:
+    def __init__(self, call: Any, info: WorkerInfo, end_sample: Callable[[int], None]) -> None:
         self.call = call
+        self.end_sample = end_sample
         self._info = info
         self._error: KvferryError | None = None
 

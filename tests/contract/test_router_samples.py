@@ -76,6 +76,8 @@ def test_a_stop_string_ends_its_sample_and_the_others_go_on(directory: Path) -> 
         assert text_of(of_sample(responses, 1)) == "g h i j "
         ends = [response.finish for response in responses if response.HasField("finish")]
         assert [end.stop_string for end in ends] == ["END", "END"]
+        # One whose sibling goes on is told to the worker; the last one ends the call.
+        assert worker.ended_samples == [(worker.requests[0].id, 0)]
         # What the worker says after the end is neither shown nor counted.
         assert ends[-1].usage.completion_tokens == len("a END") + len("g h i j END")
         assert of_sample(responses, 0)[-1].HasField("finish")
@@ -89,6 +91,7 @@ def test_the_worker_is_let_go_when_every_sample_has_met_its_stop_string(director
     async def test(bench: RouterBench) -> None:
         responses = await bench.ask("x", sampling={"n": 2, "stop": ["E"]})
         assert [text_of(of_sample(responses, index)) for index in range(2)] == ["a", "aa"]
+        assert worker.ended_samples == [(worker.requests[0].id, 0)]
         await eventually(lambda: worker.cancelled == [worker.requests[0].id])
 
     run(directory, test, worker)

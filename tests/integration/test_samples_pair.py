@@ -71,6 +71,25 @@ def test_under_pressure_every_sample_completes_as_if_alone(page_size: int) -> No
     assert counters["retractions"] > 0, "there was no pressure"
 
 
+def test_a_sample_that_meets_its_stop_string_is_not_computed_on() -> None:
+    config = digest_config(16, 8192, scheduler=SchedulerConfig())
+    with digest_cluster(config) as made:
+        request = inference.GenerateRequest(
+            token_ids=inference.TokenIds(ids=_prompt(3, 40)),
+            sampling=inference.SamplingParams(
+                max_tokens=1500, n=N, ignore_eos=True, temperature=3.0, seed=5, stop=["Q"]
+            ),
+        )
+        stream = made.stub.Generate(request, timeout=60)
+        end = next(response for response in stream if response.HasField("finish"))
+        assert end.finish.stop_string == "Q"
+        decode = made.workers[1]
+        # Its siblings still are.
+        wait_until("one sample less", lambda: 0 < decode.snapshot().load.running < N, 10)
+        stream.cancel()
+        made.wait_idle(10)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 9], ids=["waiting", "first token", "decoding"])
 def test_a_client_that_leaves_ends_all_samples(tokens: int) -> None:
     config = digest_config(16, 1024, scheduler=SchedulerConfig())

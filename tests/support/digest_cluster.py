@@ -42,6 +42,9 @@ class _WorkerRunner(DigestRunner):
     def warm_up(self) -> None:
         """Nothing to load."""
 
+    def close(self) -> None:
+        """No other ranks."""
+
 
 def digest_config(
     page_size: int, num_slots: int, *, radix: bool = True, scheduler: SchedulerConfig

@@ -20,7 +20,7 @@ from kvferry.generation import (
     OutputToken,
     TokenLogprobs,
 )
-from kvferry.ids import Incarnation, WorkerId, new_incarnation
+from kvferry.ids import Attempt, AttemptId, Incarnation, RequestId, WorkerId, new_incarnation
 from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvferry.generation import AttemptRequest
-    from kvferry.ids import AttemptId
     from kvferry.kv_events import KvEvent
 
 
@@ -71,6 +70,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     requests: list[AttemptRequest] = field(default_factory=list)
     cancelled: list[AttemptId] = field(default_factory=list)
     """Attempts whose call was cancelled."""
+    ended_samples: list[tuple[AttemptId, int]] = field(default_factory=list)
+    """What it was asked to end. It goes on all the same, like one that has not heard yet."""
     subscriptions: int = 0
     status_fails: bool = False
     status_hangs: bool = False
@@ -121,17 +122,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if position < len(answer)
         ]
         try:
-            sent = 0
             if script.early_usage is not None:
                 early = AttemptOutput((), usage=script.early_usage)
                 await context.write(convert.attempt_output_to_wire(early))
-            for sample, position in turns:
+            for sent, (sample, position) in enumerate(turns):
                 if script.fail_after is not None and sent >= script.fail_after:
                     break
                 if script.hang_after is not None and sent >= script.hang_after:
                     await asyncio.Event().wait()
                 token = _output_token(samples[sample][position], script.logprob)
-                sent += 1
                 finish = None
                 is_last = position + 1 == len(samples[sample])
                 if is_last and script.fail_after is None and script.hang_after is None:
@@ -145,6 +144,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             raise
         if script.fail_after is not None:
             await context.abort(script.fail_code, "scripted failure", script.fail_trailing)
+
+    async def EndSample(self, message: Any, context: Any) -> Any:
+        attempt_id = AttemptId(RequestId(message.request_id), Attempt(message.attempt))
+        self.ended_samples.append((attempt_id, message.sample))
+        return worker_pb2.EndSampleResponse()
 
     async def KvEvents(self, message: Any, context: Any) -> None:
         queue: asyncio.Queue[KvEventBatch] = asyncio.Queue()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvferry.rpc.v1 import inference_pb2 as kvferry_dot_rpc_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvferry/rpc/v1/worker.proto\x12\x0ekvferry.rpc.v1\x1a\x1ekvferry/rpc/v1/inference.proto\"\x8a\x02\n\x0e\x41ttemptRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.kvferry.rpc.v1.SamplingParams\x12\x11\n\textra_key\x18\x06 \x01(\t\x12-\n\x06source\x18\x07 \x01(\x0b\x32\x1d.kvferry.rpc.v1.PrefillSource\x12(\n\x07sharing\x18\x08 \x01(\x0e\x32\x17.kvferry.rpc.v1.Sharing\x12\x10\n\x08priority\x18\t \x01(\x05\"H\n\rPrefillSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xbf\x01\n\rAttemptOutput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12/\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1d.kvferry.rpc.v1.TokenLogprobs\x12-\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1d.kvferry.rpc.v1.AttemptFinish\x12+\n\x05usage\x18\x04 \x01(\x0b\x32\x1c.kvferry.rpc.v1.AttemptUsage\x12\x0e\n\x06sample\x18\x05 \x01(\r\"\x9d\x01\n\x0c\x41ttemptUsage\x12\x1a\n\x12prefill_hit_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65\x63ode_hit_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmoved_tokens\x18\x03 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x04 \x01(\x04\x12\x12\n\nhandoff_ms\x18\x05 \x01(\x01\x12\x17\n\x0fhost_hit_tokens\x18\x06 \x01(\r\"\xcc\x01\n\rAttemptFinish\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x1c.kvferry.rpc.v1.FinishReason\x12\x1a\n\x12prefill_hit_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x64\x65\x63ode_hit_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmoved_tokens\x18\x04 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x05 \x01(\x04\x12\x12\n\nhandoff_ms\x18\x06 \x01(\x01\x12\x17\n\x0fhost_hit_tokens\x18\x07 \x01(\r\"\x11\n\x0fKvEventsRequest\"\x83\x01\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\'\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x17.kvferry.rpc.v1.KvEvent\"\xa8\x01\n\x07KvEvent\x12.\n\x06stored\x18\x01 \x01(\x0b\x32\x1c.kvferry.rpc.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x02 \x01(\x0b\x32\x1d.kvferry.rpc.v1.BlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .kvferry.rpc.v1.AllBlocksClearedH\x00\x42\x06\n\x04kind\"$\n\x0c\x42locksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"%\n\rBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x12\n\x10\x41llBlocksCleared\"\x15\n\x13WorkerStatusRequest\"\xdd\x02\n\x14WorkerStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.kvferry.rpc.v1.WorkerLoad\x12,\n\x08\x61\x63\x63ounts\x18\x05 \x01(\x0b\x32\x1a.kvferry.rpc.v1.KvAccounts\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x44\n\x08\x63ounters\x18\x07 \x03(\x0b\x32\x32.kvferry.rpc.v1.WorkerStatusResponse.CountersEntry\x12\x33\n\rhost_accounts\x18\x08 \x01(\x0b\x32\x1c.kvferry.rpc.v1.HostAccounts\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x14\n\x12WorkerAuditRequest\"W\n\x13WorkerAuditResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x1b.kvferry.rpc.v1.AuditReport2\xc9\x02\n\x06Worker\x12K\n\x08Generate\x12\x1e.kvferry.rpc.v1.AttemptRequest\x1a\x1d.kvferry.rpc.v1.AttemptOutput0\x01\x12K\n\x08KvEvents\x12\x1f.kvferry.rpc.v1.KvEventsRequest\x1a\x1c.kvferry.rpc.v1.KvEventBatch0\x01\x12S\n\x06Status\x12#.kvferry.rpc.v1.WorkerStatusRequest\x1a$.kvferry.rpc.v1.WorkerStatusResponse\x12P\n\x05\x41udit\x12\".kvferry.rpc.v1.WorkerAuditRequest\x1a#.kvferry.rpc.v1.WorkerAuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkvferry/rpc/v1/worker.proto\x12\x0ekvferry.rpc.v1\x1a\x1ekvferry/rpc/v1/inference.proto\"\x8a\x02\n\x0e\x41ttemptRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06prompt\x18\x04 \x03(\r\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.kvferry.rpc.v1.SamplingParams\x12\x11\n\textra_key\x18\x06 \x01(\t\x12-\n\x06source\x18\x07 \x01(\x0b\x32\x1d.kvferry.rpc.v1.PrefillSource\x12(\n\x07sharing\x18\x08 \x01(\x0e\x32\x17.kvferry.rpc.v1.Sharing\x12\x10\n\x08priority\x18\t \x01(\x05\"H\n\rPrefillSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"\xbf\x01\n\rAttemptOutput\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12/\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1d.kvferry.rpc.v1.TokenLogprobs\x12-\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x1d.kvferry.rpc.v1.AttemptFinish\x12+\n\x05usage\x18\x04 \x01(\x0b\x32\x1c.kvferry.rpc.v1.AttemptUsage\x12\x0e\n\x06sample\x18\x05 \x01(\r\"\\\n\x10\x45ndSampleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0e\n\x06sample\x18\x04 \x01(\r\"\x13\n\x11\x45ndSampleResponse\"\x9d\x01\n\x0c\x41ttemptUsage\x12\x1a\n\x12prefill_hit_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65\x63ode_hit_tokens\x18\x02 \x01(\r\x12\x14\n\x0cmoved_tokens\x18\x03 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x04 \x01(\x04\x12\x12\n\nhandoff_ms\x18\x05 \x01(\x01\x12\x17\n\x0fhost_hit_tokens\x18\x06 \x01(\r\"\xcc\x01\n\rAttemptFinish\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x1c.kvferry.rpc.v1.FinishReason\x12\x1a\n\x12prefill_hit_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x64\x65\x63ode_hit_tokens\x18\x03 \x01(\r\x12\x14\n\x0cmoved_tokens\x18\x04 \x01(\r\x12\x13\n\x0bmoved_bytes\x18\x05 \x01(\x04\x12\x12\n\nhandoff_ms\x18\x06 \x01(\x01\x12\x17\n\x0fhost_hit_tokens\x18\x07 \x01(\r\"\x11\n\x0fKvEventsRequest\"\x83\x01\n\x0cKvEventBatch\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x10\n\x08snapshot\x18\x04 \x01(\x08\x12\'\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x17.kvferry.rpc.v1.KvEvent\"\xa8\x01\n\x07KvEvent\x12.\n\x06stored\x18\x01 \x01(\x0b\x32\x1c.kvferry.rpc.v1.BlocksStoredH\x00\x12\x30\n\x07removed\x18\x02 \x01(\x0b\x32\x1d.kvferry.rpc.v1.BlocksRemovedH\x00\x12\x33\n\x07\x63leared\x18\x03 \x01(\x0b\x32 .kvferry.rpc.v1.AllBlocksClearedH\x00\x42\x06\n\x04kind\"$\n\x0c\x42locksStored\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"%\n\rBlocksRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x12\n\x10\x41llBlocksCleared\"\x15\n\x13WorkerStatusRequest\"\xdd\x02\n\x14WorkerStatusResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12(\n\x04load\x18\x04 \x01(\x0b\x32\x1a.kvferry.rpc.v1.WorkerLoad\x12,\n\x08\x61\x63\x63ounts\x18\x05 \x01(\x0b\x32\x1a.kvferry.rpc.v1.KvAccounts\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x44\n\x08\x63ounters\x18\x07 \x03(\x0b\x32\x32.kvferry.rpc.v1.WorkerStatusResponse.CountersEntry\x12\x33\n\rhost_accounts\x18\x08 \x01(\x0b\x32\x1c.kvferry.rpc.v1.HostAccounts\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x14\n\x12WorkerAuditRequest\"W\n\x13WorkerAuditResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12+\n\x06report\x18\x02 \x01(\x0b\x32\x1b.kvferry.rpc.v1.AuditReport2\x9b\x03\n\x06Worker\x12K\n\x08Generate\x12\x1e.kvferry.rpc.v1.AttemptRequest\x1a\x1d.kvferry.rpc.v1.AttemptOutput0\x01\x12P\n\tEndSample\x12 .kvferry.rpc.v1.EndSampleRequest\x1a!.kvferry.rpc.v1.EndSampleResponse\x12K\n\x08KvEvents\x12\x1f.kvferry.rpc.v1.KvEventsRequest\x1a\x1c.kvferry.rpc.v1.KvEventBatch0\x01\x12S\n\x06Status\x12#.kvferry.rpc.v1.WorkerStatusRequest\x1a$.kvferry.rpc.v1.WorkerStatusResponse\x12P\n\x05\x41udit\x12\".kvferry.rpc.v1.WorkerAuditRequest\x1a#.kvferry.rpc.v1.WorkerAuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,32 +40,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLSOURCE']._serialized_end=420
   _globals['_ATTEMPTOUTPUT']._serialized_start=423
   _globals['_ATTEMPTOUTPUT']._serialized_end=614
-  _globals['_ATTEMPTUSAGE']._serialized_start=617
-  _globals['_ATTEMPTUSAGE']._serialized_end=774
-  _globals['_ATTEMPTFINISH']._serialized_start=777
-  _globals['_ATTEMPTFINISH']._serialized_end=981
-  _globals['_KVEVENTSREQUEST']._serialized_start=983
-  _globals['_KVEVENTSREQUEST']._serialized_end=1000
-  _globals['_KVEVENTBATCH']._serialized_start=1003
-  _globals['_KVEVENTBATCH']._serialized_end=1134
-  _globals['_KVEVENT']._serialized_start=1137
-  _globals['_KVEVENT']._serialized_end=1305
-  _globals['_BLOCKSSTORED']._serialized_start=1307
-  _globals['_BLOCKSSTORED']._serialized_end=1343
-  _globals['_BLOCKSREMOVED']._serialized_start=1345
-  _globals['_BLOCKSREMOVED']._serialized_end=1382
-  _globals['_ALLBLOCKSCLEARED']._serialized_start=1384
-  _globals['_ALLBLOCKSCLEARED']._serialized_end=1402
-  _globals['_WORKERSTATUSREQUEST']._serialized_start=1404
-  _globals['_WORKERSTATUSREQUEST']._serialized_end=1425
-  _globals['_WORKERSTATUSRESPONSE']._serialized_start=1428
-  _globals['_WORKERSTATUSRESPONSE']._serialized_end=1777
-  _globals['_WORKERSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1730
-  _globals['_WORKERSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1777
-  _globals['_WORKERAUDITREQUEST']._serialized_start=1779
-  _globals['_WORKERAUDITREQUEST']._serialized_end=1799
-  _globals['_WORKERAUDITRESPONSE']._serialized_start=1801
-  _globals['_WORKERAUDITRESPONSE']._serialized_end=1888
-  _globals['_WORKER']._serialized_start=1891
-  _globals['_WORKER']._serialized_end=2220
+  _globals['_ENDSAMPLEREQUEST']._serialized_start=616
+  _globals['_ENDSAMPLEREQUEST']._serialized_end=708
+  _globals['_ENDSAMPLERESPONSE']._serialized_start=710
+  _globals['_ENDSAMPLERESPONSE']._serialized_end=729
+  _globals['_ATTEMPTUSAGE']._serialized_start=732
+  _globals['_ATTEMPTUSAGE']._serialized_end=889
+  _globals['_ATTEMPTFINISH']._serialized_start=892
+  _globals['_ATTEMPTFINISH']._serialized_end=1096
+  _globals['_KVEVENTSREQUEST']._serialized_start=1098
+  _globals['_KVEVENTSREQUEST']._serialized_end=1115
+  _globals['_KVEVENTBATCH']._serialized_start=1118
+  _globals['_KVEVENTBATCH']._serialized_end=1249
+  _globals['_KVEVENT']._serialized_start=1252
+  _globals['_KVEVENT']._serialized_end=1420
+  _globals['_BLOCKSSTORED']._serialized_start=1422
+  _globals['_BLOCKSSTORED']._serialized_end=1458
+  _globals['_BLOCKSREMOVED']._serialized_start=1460
+  _globals['_BLOCKSREMOVED']._serialized_end=1497
+  _globals['_ALLBLOCKSCLEARED']._serialized_start=1499
+  _globals['_ALLBLOCKSCLEARED']._serialized_end=1517
+  _globals['_WORKERSTATUSREQUEST']._serialized_start=1519
+  _globals['_WORKERSTATUSREQUEST']._serialized_end=1540
+  _globals['_WORKERSTATUSRESPONSE']._serialized_start=1543
+  _globals['_WORKERSTATUSRESPONSE']._serialized_end=1892
+  _globals['_WORKERSTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1845
+  _globals['_WORKERSTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1892
+  _globals['_WORKERAUDITREQUEST']._serialized_start=1894
+  _globals['_WORKERAUDITREQUEST']._serialized_end=1914
+  _globals['_WORKERAUDITRESPONSE']._serialized_start=1916
+  _globals['_WORKERAUDITRESPONSE']._serialized_end=2003
+  _globals['_WORKER']._serialized_start=2006
+  _globals['_WORKER']._serialized_end=2417
 # @@protoc_insertion_point(module_scope)

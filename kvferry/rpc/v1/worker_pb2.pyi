@@ -52,6 +52,22 @@ class AttemptOutput(_message.Message):
     sample: int
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ..., sample: _Optional[int] = ...) -> None: ...
 
+class EndSampleRequest(_message.Message):
+    __slots__ = ("request_id", "attempt", "incarnation", "sample")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    incarnation: int
+    sample: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
+
+class EndSampleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AttemptUsage(_message.Message):
     __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "host_hit_tokens")
     PREFILL_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]

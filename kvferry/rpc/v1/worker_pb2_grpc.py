@@ -39,6 +39,11 @@ class WorkerStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.FromString,
                 _registered_method=True)
+        self.EndSample = channel.unary_unary(
+                '/kvferry.rpc.v1.Worker/EndSample',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.FromString,
+                _registered_method=True)
         self.KvEvents = channel.unary_stream(
                 '/kvferry.rpc.v1.Worker/KvEvents',
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.KvEventsRequest.SerializeToString,
@@ -62,6 +67,14 @@ class WorkerServicer(object):
     def Generate(self, request, context):
         """One attempt of a request. Cancelling the call aborts the attempt, all samples of it. The stream
         ends with the last of its `sampling.n` samples.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndSample(self, request, context):
+        """Ends one sample of a running attempt, whose text has met a stop string; the others go on. Unknown
+        and ended ones are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +107,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.SerializeToString,
+            ),
+            'EndSample': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndSample,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.SerializeToString,
             ),
             'KvEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.KvEvents,
@@ -138,6 +156,33 @@ class Worker(object):
             '/kvferry.rpc.v1.Worker/Generate',
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndSample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Worker/EndSample',
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decode_worker.attempt_stream import AttemptStream, Outbox
-from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, Intake, StartAttempt
+from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, EndSample, Intake, StartAttempt
 from kv_transfer.protocol.key import HandoffKey
 from kvferry.cache_key import CacheUse
 from kvferry.errors import (
@@ -401,4 +401,37 @@ def test_cancel_after_some_samples_have_ended(bench: Bench) -> None:
     assert bench.engine_bench.kv_cache.live_requests()
     bench.cancel(stream)
     assert isinstance(bench.read(stream)[1], RequestCancelled)
+    bench.engine_bench.assert_idle()
+
+
+def _end_sample(bench: Bench, sample: int) -> None:
+    assert bench.intake.handle(EndSample(AttemptId(RequestId("r"), Attempt(1)), sample))
+
+
+def test_a_sample_whose_text_has_ended_gives_its_kv_back(bench: Bench) -> None:
+    stream = bench.start(source=None, n=3, max_tokens=30)
+    for _ in range(3):
+        bench.engine_bench.engine.step()
+    for sample in (0, 2, 2, 7):
+        _end_sample(bench, sample)
+    assert bench.engine_bench.kv_cache.accounts().rows_live == 1
+    bench.engine_bench.run()
+    ids, ends = bench.read_samples(stream, 3)
+    assert ends == [0, 2, 1]
+    assert ids == [answer(PROMPT, length) for length in (3, 30, 3)]
+    _end_sample(bench, 1)
+    bench.engine_bench.assert_idle()
+
+
+def test_a_sample_may_end_while_its_kv_is_still_under_way(bench: Bench) -> None:
+    stream = bench.start(source=SOURCE, n=3)
+    bench.receive_kv()
+    bench.intake.first_tokens(KEY, _firsts(3))
+    _end_sample(bench, 1)
+    bench.intake.adopted(KEY, AttemptUsage())
+    assert bench.engine_bench.kv_cache.accounts().rows_live == 2
+    bench.engine_bench.run()
+    ids, ends = bench.read_samples(stream, 3)
+    assert [len(tokens) for tokens in ids] == [4, 1, 4]
+    assert ends == [1, 0, 2]
     bench.engine_bench.assert_idle()
