@@ -60,3 +60,42 @@ def test_only_what_the_user_says_is_computed(page_size):
             _returned(made, turn)
         made.wait_idle(10)
     assert hits[-1] > 2 * ANSWER_TOKENS
+
+
+def test_under_pressure_every_answer_is_that_of_an_undisturbed_run():
+    random = np.random.default_rng(11)
+    shared = random.integers(10, VOCAB, 16).tolist()
+    prompts = [shared + random.integers(10, VOCAB, 5 + n % 20).tolist() for n in range(40)]
+    # A sixth of what they would take together.
+    config = _config(4, KvReturn.ALWAYS, slots=256)
+    config = replace(config, scheduler=SchedulerConfig(output_reserve=0.0))
+    with digest_cluster(config) as made:
+        answers = made.generate_all(prompts, 24, at_once=20)
+        made.wait_idle(10)
+        prefill, decode = (worker.snapshot().counters for worker in made.workers)
+    assert [list(one.token_ids) for one in answers] == [answer(p, 24) for p in prompts]
+    assert decode["retractions"] > 0, "there was no pressure"
+    assert decode["offers_sent"] > 0
+    assert prefill["offers_taken"] > 0
+    assert prefill["retractions"] == 0
+
+
+@pytest.mark.parametrize("policy", [KvReturn.NEVER, KvReturn.AUTO])
+def test_nothing_goes_back_where_it_is_not_wanted_or_not_worth_it(policy):
+    prompt = list(range(10, 40))
+    with digest_cluster(_config(4, policy)) as made:
+        # Two tokens more than the prompt are half a page: no handoff is worth that.
+        for tokens in (2, 3):
+            made.generate([*prompt, tokens], tokens)
+        made.wait_idle(10)
+        prefill, decode = (worker.snapshot().counters for worker in made.workers)
+    assert prefill.get("sink_started", 0) == decode.get("bytes_sent", 0) == 0
+
+
+def test_of_several_samples_none_goes_back():
+    with digest_cluster(_config(4, KvReturn.ALWAYS)) as made:
+        made.generate_samples(list(range(10, 40)), 3, 16)
+        made.generate(list(range(50, 80)), 16)
+        _returned(made, 1)
+        made.wait_idle(10)
+        assert made.counters()["offers_sent"] == 1
