@@ -53,6 +53,9 @@ class PagedPool(Generic[LayoutT]):
         shape = (layout.num_layers, layout.planes, *place, width)
         self.buffer: torch.Tensor = torch.zeros(shape, dtype=self._codec.storage, device=device)
         self._content = self.buffer.view(-1).view(torch.uint8)
+        parts = [KvPart(layer, layer + 1, 0, layout.heads) for layer in range(layout.num_layers)]
+        self._layers = [(part, self._table(part)) for part in parts]
+        """Made once: a model writes and reads layer by layer."""
 
     def copy(self, source: SlotIndices, target: SlotIndices) -> None:
         """See `KvPool.copy`. In pieces, so that little memory is needed."""
@@ -106,21 +109,17 @@ class PagedPool(Generic[LayoutT]):
 
     def _store(self, layer: int, slots: torch.Tensor, stored: torch.Tensor) -> None:
         """Put stored units [planes, T, heads, width] of one layer into `slots` (int64 [T])."""
-        part = self._layer_part(layer)
-        table = self._table(part)
+        part, table = self._layers[layer]
         rows = _as_rows_of(table, stored.view(-1).view(torch.uint8))
         table.index_copy_(0, self._rows_of(slots, part), rows)
 
     def _load(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """A copy of the stored units [planes, T, heads, width] of `slots` (int64 [T])."""
-        part = self._layer_part(layer)
-        rows = self._table(part).index_select(0, self._rows_of(slots, part))
+        part, table = self._layers[layer]
+        rows = table.index_select(0, self._rows_of(slots, part))
         stored = rows.view(-1).view(self._codec.storage)
         layout = self.layout
         return stored.view(layout.planes, len(slots), layout.heads, self.buffer.shape[-1])
-
-    def _layer_part(self, layer: int) -> KvPart:
-        return KvPart(layer, layer + 1, 0, self.layout.heads)
 
     def _table(self, part: KvPart) -> torch.Tensor:
         """Words [rows, words of a run]: what each layer and plane of the part stores.
@@ -165,6 +164,9 @@ class PagedPool(Generic[LayoutT]):
         """For each run what its slots store and its place among a payload's rows, of one shape."""
         layout, (_, words) = self.layout, table.shape
         planes = part.layers * layout.planes
+        physical = self.num_slots + layout.page_size
+        # A slice would be cut short where an index is refused.
+        assert all(0 <= slot <= physical - tokens for _, slot, tokens in runs), "no such slots"
         if not self._by_head:
             stored, moved = table.view(planes, -1, words), rows.view(planes, -1, words)
             for first, slot, tokens in runs:

@@ -178,6 +178,23 @@ def test_neighbouring_slots_are_moved_like_others(layout, slots):
 
 
 @EVERY_POOL
+@pytest.mark.parametrize("beyond", [1, 20])
+def test_slots_beyond_the_pool_are_refused(layout, beyond):
+    pool = build_kv_pool(layout, 32)
+    stop = 32 + layout.page_size + beyond
+    for slots in (np.arange(stop - 20, stop), np.arange(stop - 1, stop - 41, -2)):
+        payload = torch.empty(pool.payload_bytes(len(slots), layout.whole), dtype=torch.uint8)
+        with pytest.raises(
+            (AssertionError, IndexError), match=r"no such slots|out of (range|bounds)"
+        ):
+            pool.gather(slots, layout.whole, payload)
+        with pytest.raises(
+            (AssertionError, IndexError), match=r"no such slots|out of (range|bounds)"
+        ):
+            pool.scatter(slots, layout.whole, payload)
+
+
+@EVERY_POOL
 def test_slots_are_copied_whole(layout, monkeypatch):
     monkeypatch.setattr("mem_cache.paged_pool.COPY_BYTES", 2 * layout.bytes_per_token)
     pool, before = _random_pool(layout, 1), _random_pool(layout, 1)
