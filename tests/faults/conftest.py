@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,11 @@ from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_episode import END_WITHIN_S, WHOLE_WITHIN_S, run_episode
 from tests.support.fault_load import ask, digest_question
 from tests.support.fault_model import fault_config
+from tests.support.fault_plan import PRESSED
 from tests.support.fault_wire import why_not
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from tests.support.fault_plan import Fault
 
@@ -25,25 +26,32 @@ UNDISTURBED = 12
 class Arena:
     """A cluster that serves, kept from fault to fault."""
 
-    def __init__(self, new_directory: Callable[[], Path], *, networked: bool) -> None:
-        self._new_directory = new_directory
+    def __init__(self, factory: pytest.TempPathFactory, *, networked: bool) -> None:
+        self._factory = factory
+        self._report = factory.getbasetemp() / "faults.jsonl"
         self._networked = networked
         self._cluster: FaultCluster | None = None
+        self._cramped = False
         self._episodes = 0
 
-    def suffer(self, fault: Fault, record: Callable[[str, object], None]) -> None:
+    def suffer(self, fault: Fault) -> None:
         """Run one episode; fails with everything that was wrong."""
-        cluster = self._running()
+        cluster = self._running(cramped=fault.state in PRESSED)
         self._episodes += 1
         try:
             report = run_episode(cluster, fault, self._trace_file, seed=self._episodes)
-            for name, value in report.counts().items():
-                record(name, value)
+            self._note(fault, report.counts() | {"problems": report.problems})
             assert not report.problems, "\n".join(report.problems)
-        except BaseException:
+        except BaseException as error:
+            self._note(fault, {"failed": str(error)[:2000]})
             print(cluster.logs())  # noqa: T201
             self.close()
             raise
+
+    def _note(self, fault: Fault, seen: dict[str, object]) -> None:
+        """A line per episode, for whoever wants to know more than that it passed."""
+        with self._report.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"fault": str(fault)} | seen) + "\n")
 
     def close(self) -> None:
         """End the cluster."""
@@ -51,12 +59,18 @@ class Arena:
         if cluster is not None:
             cluster.__exit__(None, None, None)
 
-    def _running(self) -> FaultCluster:
+    def _running(self, *, cramped: bool) -> FaultCluster:
+        if self._cluster is not None and self._cramped is not cramped:
+            self.close()
         if self._cluster is None:
-            directory = self._new_directory()
-            self._trace_file = directory / "trace"
-            config = fault_config(str(self._trace_file))
-            cluster = FaultCluster(config, directory, networked=self._networked)
+            directory = self._factory.mktemp("faults")
+            self._trace_file, self._cramped = directory / "trace", cramped
+            cluster = FaultCluster(
+                fault_config(str(self._trace_file)),
+                directory,
+                networked=self._networked,
+                cramped=cramped,
+            )
             self._cluster = cluster.__enter__()
             cluster.wait_whole(WHOLE_WITHIN_S)
             _assert_undisturbed(cluster)
@@ -75,7 +89,7 @@ def _assert_undisturbed(cluster: FaultCluster) -> None:
 @pytest.fixture(scope="session")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """Workers on the loopback of this machine."""
-    arena = Arena(lambda: tmp_path_factory.mktemp("faults"), networked=False)
+    arena = Arena(tmp_path_factory, networked=False)
     yield arena
     arena.close()
 
@@ -86,6 +100,6 @@ def many_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    arena = Arena(lambda: tmp_path_factory.mktemp("faults"), networked=True)
+    arena = Arena(tmp_path_factory, networked=True)
     yield arena
     arena.close()

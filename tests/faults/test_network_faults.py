@@ -26,5 +26,5 @@ assert FAULTS.keys() >= IN_CI, IN_CI - FAULTS.keys()
     "name",
     [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in FAULTS],
 )
-def test_network_fault(many_hosts, name, record_property):
-    many_hosts.suffer(FAULTS[name], record_property)
+def test_network_fault(many_hosts, name):
+    many_hosts.suffer(FAULTS[name])

@@ -34,5 +34,5 @@ assert FAULTS.keys() >= IN_CI, IN_CI - FAULTS.keys()
     "name",
     [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in FAULTS],
 )
-def test_process_fault(one_host, name, record_property):
-    one_host.suffer(FAULTS[name], record_property)
+def test_process_fault(one_host, name):
+    one_host.suffer(FAULTS[name])

@@ -182,7 +182,9 @@ class FaultCluster:
         decode: int = 2,
         fake_model: bool = True,
         networked: bool = False,
+        cramped: bool = False,
     ) -> None:
+        """`networked`: each worker in a namespace; `cramped`: decode workers have few slots."""
         self.workers: dict[str, WorkerHandle] = {}
         self.exiles: list[WorkerHandle] = []
         """Cut off for good and replaced, still running."""
@@ -194,6 +196,7 @@ class FaultCluster:
         self._roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode
         self._fake_model = fake_model
         self._networked = networked
+        self._cramped = cramped
         self._subnet = f"10.{random.Random().randrange(200, 250)}.{os.getpid() % 250 + 1}"
         self._next_host = 10
         self._expected_deaths: set[int] = set()
@@ -335,7 +338,7 @@ class FaultCluster:
 
     def _launch(self, worker_id: str, role: Role) -> None:
         config, address = self._config, ""
-        if self._fake_model and role is Role.DECODE:
+        if self._cramped and role is Role.DECODE:
             config = with_few_slots(config)
         if self._networked:
             self._next_host = 10 + (self._next_host - 9) % 240

@@ -19,7 +19,7 @@ from kvferry.limits import (
     WORKER_STATUS_TIMEOUT_S,
 )
 from kvferry.membership import Role
-from tests.support.fault_load import Load, digest_question, growing_question
+from tests.support.fault_load import Load, ask, digest_question, growing_question
 from tests.support.fault_model import LINK_TIMEOUT_S, STATUS_INTERVAL_S
 from tests.support.fault_plan import LONG_S, PRESSED, RULES, Aim, Blow, Fault
 from tests.support.fault_trace import TraceTail
@@ -47,6 +47,9 @@ WHOLE_WITHIN_S = 30.0
 GIVE_UP_S = 10.0
 """When a worker that is cut off for good is replaced."""
 
+NOTICED_S = WORKER_STATUS_TIMEOUT_S + 1.0
+"""The router has seen that the worker does not answer, and sends it nothing new."""
+
 CLIENTS, PRESSING_CLIENTS = 8, 14
 _MOMENT_S = 40.0
 _PEER_S = 2.0
@@ -63,7 +66,7 @@ class Report:
     outcomes: list[Outcome]
     problems: list[str]
     served_meanwhile: int
-    """Right answers begun after everybody could know of the fault, and ended before its end."""
+    """Right answers begun after the blow, and ended before its end."""
 
     def counts(self) -> dict[str, object]:
         """For the record of the test."""
@@ -103,7 +106,7 @@ def run_episode(cluster: FaultCluster, fault: Fault, trace_file: Path, seed: int
             pair = _wait_for_moment(cluster, fault, tail)
         struck_at = clock.now()
         _strike(cluster, fault, pair)
-        time.sleep(fault.for_s or 0.0)
+        problems = _wait_while_it_lasts(cluster, fault, struck_at)
         healed_at = clock.now()
         _heal(cluster, fault, pair)
         time.sleep(_AFTERWARDS_S)
@@ -112,11 +115,8 @@ def run_episode(cluster: FaultCluster, fault: Fault, trace_file: Path, seed: int
     cluster.wait_whole(WHOLE_WITHIN_S)
     cluster.assert_idle(IDLE_WITHIN_S)
     _end_exiles(cluster)
-    problems = load.problems() + cluster.new_errors()
-    served = _served_between(outcomes, struck_at + ROUTER_PATIENCE_S / 2, healed_at)
-    if fault.blow is not Blow.KILL and (fault.for_s or 0.0) >= LONG_S and not served:
-        problems.append("nobody was served while the fault lasted")
-    return Report(outcomes, problems, served)
+    problems += load.problems() + cluster.new_errors()
+    return Report(outcomes, problems, _served_between(outcomes, struck_at, healed_at))
 
 
 def _questions(fault: Fault, seed: int) -> list[Callable[[], object]]:
@@ -126,6 +126,21 @@ def _questions(fault: Fault, seed: int) -> list[Callable[[], object]]:
     return [
         functools.partial(kind, random.Random(1000 * seed + number)) for number in range(clients)
     ]
+
+
+def _wait_while_it_lasts(cluster: FaultCluster, fault: Fault, struck_at: float) -> list[str]:
+    """Until the fault is to end. One who comes when everybody knows of it must be served."""
+    clock = MonotonicClock()
+    is_lasting = fault.blow is not Blow.KILL and (fault.for_s is None or fault.for_s >= LONG_S)
+    lasts_s = 0.0 if fault.blow is Blow.KILL else fault.for_s or GIVE_UP_S
+    problems = []
+    if is_lasting:
+        time.sleep(NOTICED_S)
+        outcome = ask(cluster.address, digest_question(random.Random(0)), END_WITHIN_S)
+        if outcome.code != "OK" or outcome.ended_at > struck_at + lasts_s:
+            problems.append(f"a newcomer was not served while the fault lasted: {outcome}")
+    time.sleep(max(0.0, struck_at + lasts_s - clock.now()))
+    return problems
 
 
 def _served_between(outcomes: list[Outcome], start: float, end: float) -> int:
@@ -238,7 +253,6 @@ def _heal(cluster: FaultCluster, fault: Fault, pair: _Pair) -> None:
         case Blow.FREEZE:
             victim.signal(signal.SIGCONT)
         case Blow.ISOLATE if fault.for_s is None:
-            time.sleep(GIVE_UP_S)
             cluster.exile(victim)
         case _:
             assert cluster.wire is not None, "cuts need a network of their own"

@@ -40,7 +40,7 @@ LAYERS, HEADS = 3, 2
 ROWS = 24
 CONTEXT = 640
 PAGE_SIZE = 8
-PREFILL_SLOTS, DECODE_SLOTS = 2400, CONTEXT
+SLOTS, FEW_SLOTS = 2400, CONTEXT
 LINK_TIMEOUT_S = 5.0
 STATUS_INTERVAL_S = 0.1
 STEP_S = 0.004
@@ -67,7 +67,7 @@ def fault_config(trace_file: str) -> ClusterConfig:
         model=ModelConfig(context_length=CONTEXT),
         cache=CacheConfig(
             page_size=PAGE_SIZE,
-            memory_bytes=_memory_bytes(PREFILL_SLOTS),
+            memory_bytes=_memory_bytes(SLOTS),
             rows=ROWS,
             audit_interval_steps=16,
         ),
@@ -84,8 +84,8 @@ def fault_config(trace_file: str) -> ClusterConfig:
 
 
 def with_few_slots(config: ClusterConfig) -> ClusterConfig:
-    """For decode workers: under load they have no room at times, and handoffs wait."""
-    memory_bytes = _memory_bytes(DECODE_SLOTS)
+    """For decode workers that have no room at times, so that handoffs wait."""
+    memory_bytes = _memory_bytes(FEW_SLOTS)
     return dataclasses.replace(
         config, cache=dataclasses.replace(config.cache, memory_bytes=memory_bytes)
     )
