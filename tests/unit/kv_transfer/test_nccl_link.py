@@ -1,4 +1,4 @@
-"""The NCCL link on a group that is none: which calls it makes, in which order, with which tensors."""
+"""The NCCL link on a group that is none: its calls, their order, their tensors."""
 
 from __future__ import annotations
 

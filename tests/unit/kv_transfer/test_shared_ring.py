@@ -50,7 +50,7 @@ def test_memory_that_can_be_cut_off_is_refused():
 
 @pytest.mark.parametrize("geometry", [(4, PAGE), (3, PAGE + 1), (0, PAGE), (3, 0)])
 def test_another_geometry_is_refused(memory, geometry):
-    with pytest.raises(ValueError, match="ring of|bytes for"):
+    with pytest.raises(ValueError, match=r"ring of|bytes for"):
         SharedRing(memory, *geometry)
 
 
