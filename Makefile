@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim mutants cluster-test bench clean
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -74,14 +74,22 @@ proto-check: $(PROTO_READY) ## Fail when kvferry/rpc/v1 is not what proto/ gener
 		diff -u "kvferry/rpc/v1/$$(basename $$file)" "$$file" \
 		|| { echo "stubs are out of date: make proto" >&2; exit 1; }; done
 
-sim: $(READY) ## The seeded simulations
-	$(BIN)/python -m pytest -m simulation $(ARGS)
+sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs
+	$(BIN)/python -m pytest -m "simulation and not slow" $(ARGS)
+
+sim-long: $(READY) ## 200,000 seeds, deep interleavings, all seeded bugs; an hour of one core
+	$(BIN)/python -m tests.simulation --runs 200000
+	$(BIN)/python -m tests.simulation --exhaustive 8
+	$(BIN)/python -m tests.simulation --bugs
 
 mutants: $(READY) ## Whether the tests notice seeded bugs; takes minutes
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 cluster-test: $(READY) ## Real Ray, real processes, real kill -9
 	$(BIN)/python -m pytest -m cluster $(ARGS)
+
+faults: $(READY) ## 300 faults of real processes and networks; takes most of an hour
+	$(BIN)/python -m pytest tests/faults $(ARGS)
 
 bench: $(READY) ## Every benchmark, on a machine that does nothing else; JSON lines
 	$(BIN)/python -m benchmarks.handoff --json

@@ -29,6 +29,7 @@ class Question:
 
     prompt: tuple[int, ...]
     expected: tuple[int, ...]
+    sharing: inference.Sharing = inference.SHARING_SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def ask(address: str, question: Question, timeout_s: float) -> Outcome:
         sampling=inference.SamplingParams(
             max_tokens=len(question.expected), temperature=0.0, ignore_eos=True
         ),
+        sharing=question.sharing,
     )
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
