@@ -28,6 +28,11 @@ _ROOT = Path(__file__).parent
 _MARKED_FOLDERS = ("property", "simulation", "cluster", "gpu")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Golden transcripts can be written anew."""
+    parser.addoption("--rewrite-scenarios", action="store_true")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test in tests/<marker>/ has that marker, so that nobody forgets it."""
     for item in items:

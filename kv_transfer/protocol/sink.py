@@ -26,7 +26,6 @@ from kv_transfer.protocol.messages import (
 )
 from kv_transfer.protocol.states import (
     SINK_DUPLICATES,
-    SINK_RESERVED,
     SINK_TERMINAL,
     SINK_TRANSITIONS,
     SinkEvent,
@@ -166,11 +165,6 @@ class SinkCore:
         return self._settle(now_s)
 
     # --- what link, session and time say ---
-
-    @property
-    def takes_payload(self) -> bool:
-        """Whether the inbound slots are this handoff's."""
-        return self.state in SINK_RESERVED
 
     def scattered(self, remaining: int, now_s: float) -> Effects:
         """A payload is in the inbound slots; `remaining` cells are still to come."""

@@ -8,6 +8,9 @@ from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.key_mutants import KEY_MUTANTS
 from tests.mutants.pool_mutants import POOL_MUTANTS
+from tests.mutants.protocol_mutants import PROTOCOL_MUTANTS
+from tests.mutants.rank_mutants import RANK_MUTANTS
+from tests.mutants.return_mutants import RETURN_MUTANTS
 from tests.mutants.sample_mutants import SAMPLE_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
 from tests.mutants.tier_mutants import TIER_MUTANTS
@@ -24,8 +27,11 @@ GROUPS = {
     "pool": POOL_MUTANTS,
     "file": FILE_MUTANTS,
     "handoff": HANDOFF_MUTANTS,
+    "protocol": PROTOCOL_MUTANTS,
     "engine": ENGINE_MUTANTS,
+    "rank": RANK_MUTANTS,
     "sample": SAMPLE_MUTANTS,
+    "return": RETURN_MUTANTS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)
 SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")

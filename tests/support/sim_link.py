@@ -8,6 +8,7 @@ thread had begun: one more move, then it reports its end.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from kv_transfer.protocol.credits import ReceiveWindow, SendWindow
 from kv_transfer.protocol.errors import BadMessage
 from kv_transfer.protocol.messages import Signal
+from tests.support.sim_violation import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +34,8 @@ class Pipe:
 
     def __init__(self) -> None:
         self.payloads: deque[tuple[ChunkHeader, torch.Tensor]] = deque()
+        self.repeated: set[int] = set()
+        """Numbers of payloads that the source's engine never asked for."""
         self.sender: SimSender | None = None
         self.receiver: SimReceiver | None = None
 
@@ -112,6 +116,15 @@ class SimSender(_End):
         """Whether a payload may leave now."""
         return self.is_built and self.may_move and self.window.credits > 0 and self.queue.has_work
 
+    @property
+    def can_move(self) -> bool:
+        """Whether it can do its work."""
+        return self.can_send
+
+    def move(self) -> None:
+        """Do it."""
+        self.send()
+
     def build(self) -> None:
         """The connection exists here."""
         self.is_built = True
@@ -128,12 +141,18 @@ class SimSender(_End):
         payload = out[: header.payload_bytes]
         self.worker.world.properties.gathered(self.worker, self.session, header, payload, self.lane)
         self.pipe.payloads.append((header, payload))
+        if self.window.credits > 0 and self.worker.world.chance("repeat payload"):
+            # A source with a bug: the same cells again, under the next number.
+            self.worker.world.is_anything_wild = True
+            again = replace(header, seq=self.window.take())
+            self.pipe.repeated.add(again.seq)
+            self.pipe.payloads.append((again, payload))
         if self.worker.world.setup.sent_early:
             self.report_sent(header)
 
     def report_sent(self, header: ChunkHeader) -> None:
         """A payload has left its buffer."""
-        if not self.has_ended:
+        if not self.has_ended and header.seq not in self.pipe.repeated:
             self.listener.sent(header)
 
     @property
@@ -177,6 +196,15 @@ class SimReceiver(_End):
         """Whether a payload is here."""
         return self.is_built and self.may_move and bool(self.pipe.payloads)
 
+    @property
+    def can_move(self) -> bool:
+        """Whether it can do its work."""
+        return self.can_take
+
+    def move(self) -> None:
+        """Do it."""
+        self.take()
+
     def build(self) -> None:
         """The connection exists here, and every buffer is credit."""
         self.is_built = True
@@ -190,6 +218,8 @@ class SimReceiver(_End):
         try:
             self.window.take(header.seq)
         except BadMessage as error:
+            world = self.worker.world
+            require(world.is_anything_wild, f"P8: the windows of a link differ: {error}")
             self.end(str(error))
             return
         if self.pipe.sender is not None and not self.worker.world.setup.sent_early:

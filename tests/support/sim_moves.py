@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from enum import Enum
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from kv_transfer.protocol.key import HandoffKey
 from tests.support.sim_link import SimReceiver, SimSender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kv_transfer.protocol.messages import SessionMessage
     from tests.support.sim_session import Pair, SimSession
     from tests.support.sim_worker import SimWorker
     from tests.support.sim_world import SimWorld
@@ -81,8 +86,29 @@ def deliver(end: SimSession, peer: SimSession) -> None:
     message = peer.wire.popleft()
     world = end.worker.world
     if world.log is not None:
-        world.say(f"{peer.worker.name} -> {end.worker.name}  {message}")
+        world.say(f"{peer.worker.name} -> {end.worker.name}: {told(message)}")
     end.receive(message)
+
+
+def told(message: SessionMessage) -> str:
+    """A message in one line, without what is the same in all of them."""
+    words = [type(message).__name__]
+    for field in fields(message):
+        value = attrgetter(field.name)(message)
+        if isinstance(value, HandoffKey):
+            words.append(f"{value.request_id}#{value.attempt}")
+        elif field.name == "prompt":
+            words.append(f"prompt of {len(value)}")
+        elif field.name == "tokens" and isinstance(value, tuple):
+            words.append(f"tokens {[token.token_id for token in value]}")
+        elif isinstance(value, Enum):
+            words.append(value.value)
+        elif field.name not in _SILENT and value not in (b"", False, None):
+            words.append(f"{field.name} {value!r}")
+    return " ".join(words)
+
+
+_SILENT = {"store_value", "sampling", "cache_use", "layout_hash", "hit_tokens", "host_hit_tokens"}
 
 
 def host_moves(world: SimWorld) -> list[Move]:
@@ -158,6 +184,8 @@ def _pair_faults(world: SimWorld, pair: Pair) -> Iterator[Move]:
         if end.is_lost or not end.is_open or not end.worker.can_move or peer is None:
             continue
         yield Move("stale", f"stale at {end.worker.name}", partial(world.say_stale, end))
+        if end.is_source:
+            yield Move("forge", f"forge at {end.worker.name}", partial(world.forge, end))
         if peer.wire:
             yield Move("double", f"double {pair.name}", partial(_double, world, peer))
 

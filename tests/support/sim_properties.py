@@ -22,6 +22,7 @@ from kv_transfer.incoming import ChunkFate
 from kv_transfer.protocol.messages import Grant
 from kv_transfer.protocol.states import SINK_TERMINAL, SOURCE_TERMINAL, SinkState, SourceState
 from tests.support.sim_pool import LAYERS
+from tests.support.sim_violation import Violation, require
 
 if TYPE_CHECKING:
     from kv_transfer.chunk_header import ChunkHeader
@@ -40,16 +41,6 @@ _WINDOWS = {"offered": "offer window", "deferred": "offer window"}
 _RENEWED = {"streaming", "completed", "receiving", "settling"}
 
 
-class Violation(AssertionError):
-    """A property does not hold."""
-
-
-def require(holds: bool, text: str) -> None:
-    """Raise `Violation` unless it holds."""
-    if not holds:
-        raise Violation(text)
-
-
 class Properties:
     """Watches a world. Knows what was said and copied; never asks the code under test for it."""
 
@@ -58,7 +49,6 @@ class Properties:
         self.keys_of_streams: dict[tuple[Pair, int], HandoffKey] = {}
         self.scattered: dict[HandoffKey, int] = {}
         """Cells (a token in a layer, of one lane) that came, by key."""
-        self.gathers = 0
         self.states: dict[_SideKey, tuple[str, float]] = {}
         """State of each live handoff, and since when it may last."""
         self.outcomes: dict[_SideKey, str] = {}
@@ -83,14 +73,15 @@ class Properties:
         lane: int,
     ) -> None:
         """A link thread has read KV."""
-        self.gathers += 1
         key = self.keys_of_streams[session.pair, header.stream]
         p3_only_pinned_slots_are_read(worker, key, session.lanes[lane].source_rank)
         p7_what_is_gathered_is_the_prompts(worker, key, header, payload, session.lanes[lane])
+        self.world.say(f"{worker.name}: link gathers {_piece(header)} of {short(key)}")
 
     def took(self, worker: SimWorker, session: SimSession, taken: TakenChunk, lane: int) -> None:
         """A link thread has dealt with a payload."""
         header = taken.header
+        self.world.say(f"{worker.name}: link has {_piece(header)}, {taken.fate.value}")
         if taken.fate is ChunkFate.SCATTERED:
             key = self.keys_of_streams[session.pair, header.stream]
             p2_only_own_slots_are_written(worker, key, header, session.lanes[lane].sink_rank)
@@ -103,11 +94,13 @@ class Properties:
     def entered(self, worker: SimWorker, side: str, key: HandoffKey, state: str) -> None:
         """A handoff is in another state."""
         place = (worker.incarnation, side, key)
-        self.world.say(f"{worker.name} {side} {state}")
+        self.world.say(f"{worker.name}: {side} of {short(key)} {state}")
         if state in _TERMINAL:
             require(place not in self.outcomes, f"P5: {side} of {key} has ended twice")
             self.outcomes[place] = state
             self.states.pop(place, None)
+            if state == "closed":
+                p5_closed_means_adopted(self, worker, key)
             return
         before = self.states.get(place)
         window = _WINDOWS.get(state, state)
@@ -119,7 +112,7 @@ class Properties:
     def ended(self, worker: SimWorker, side: str, key: HandoffKey, how: str) -> None:
         """A host has been told, or has ended it itself."""
         place = (worker.incarnation, side, key)
-        self.world.say(f"{worker.name} host of the {side}: {how}")
+        self.world.say(f"{worker.name}: host of {short(key)} hears: {how}")
         require(place not in self.ends, f"P5: the {side}'s host of {key} hears of two ends")
         self.ends[place] = how
 
@@ -243,13 +236,16 @@ def p5_everything_that_began_has_ended(properties: Properties) -> None:
                     properties.outcomes[place] in ("closed", "adopted")
                 )
                 require(agree, f"P5: {side} of {key}: {properties.ends[place]}")
-    for (_, side, key), state in properties.outcomes.items():
-        if side == "source" and state == "closed" and not world.has_faults:
-            sink = (key.sink_incarnation, "sink", key)
-            require(properties.outcomes[sink] == "adopted", f"P5: {key} closed and not adopted")
     if not world.has_faults:
         failed = [key for (_, _, key), state in properties.outcomes.items() if state == "aborted"]
         require(not failed, f"P5: {failed} failed without any fault")
+
+
+def p5_closed_means_adopted(properties: Properties, worker: SimWorker, key: HandoffKey) -> None:
+    """At the source's success: the sink has adopted, unless the session ended before it said so."""
+    session = worker.driver._source._handoffs[key].peer.session
+    outcome = properties.outcomes.get((key.sink_incarnation, "sink", key))
+    require(session.is_lost or outcome == "adopted", f"P5: {key} is closed, at the sink {outcome}")
 
 
 def p6_no_state_outlasts_its_deadline(properties: Properties) -> None:
@@ -328,6 +324,17 @@ def fingerprint(worker: SimWorker) -> tuple[object, ...]:
     ends = tuple(None if peer.link is None else peer.link.state for peer in sink._peers.values())
     accounts = worker.kv_cache.accounts()
     return sources, sinks, links, ends, accounts, len(worker.source.kvs), len(worker.sink.kvs)
+
+
+def short(key: HandoffKey) -> str:
+    """A key without incarnations."""
+    return f"{key.request_id}#{key.attempt}"
+
+
+def _piece(header: ChunkHeader) -> str:
+    piece = header.region
+    tokens = f"tokens [{piece.token_start}, {piece.token_stop})"
+    return f"{tokens} layers [{piece.layer_start}, {piece.layer_stop})"
 
 
 def _live(worker: SimWorker, key: HandoffKey) -> RequestKV | None:

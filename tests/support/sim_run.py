@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.support.sim_moves import Move, fault_moves, host_moves, transport_moves
-from tests.support.sim_properties import require
+from tests.support.sim_rest import come_to_rest
 from tests.support.sim_world import Setup, SimWorld, WorkerSetup
 
 if TYPE_CHECKING:
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 MOVES_MAX = 120
 """Of the phase of faults."""
-REST_MOVES_MAX = 20_000
-REST_S_MAX = 1500.0
-"""More than all deadlines of a handoff one after the other."""
 
 _NORMAL = {
     "engine": 30,
@@ -47,6 +43,7 @@ _FAULTS = {
     "freeze": 0.5,
     "stale": 3.0,
     "double": 0.7,
+    "forge": 1.0,
 }
 
 
@@ -69,7 +66,7 @@ class SimRun:
         """The whole of it."""
         for _ in range(self.rng.randint(20, MOVES_MAX)):
             self._random_move()
-        self._come_to_rest()
+        come_to_rest(self.world, self._do)
         for worker in self.world.workers:
             self.happened += Counter(worker.driver.counters)
 
@@ -143,77 +140,6 @@ class SimRun:
         else:
             self.world.advance(self.rng.choice((0.001, 0.02, 0.5)))
 
-    # --- the end ---
-
-    def _come_to_rest(self) -> None:
-        """No more faults: whatever was begun ends within its deadlines."""
-        world = self.world
-        world.chances.clear()
-        self._thaw()
-        started = world.clock.now()
-        self._exhaust_moves()
-        while any(worker.driver.handoffs_open() for worker in world.living if worker.can_move):
-            due = world.next_deadline()
-            require(due is not None, "P6: a handoff is open and nothing is due")
-            assert due is not None
-            world.advance(max(0.0, due - world.clock.now()))
-            self.trace.append(f"time {world.clock.now():.3f}")
-            world.properties.after_move()
-            require(world.clock.now() < started + REST_S_MAX, "P6: a handoff lives for ever")
-            self._exhaust_moves()
-        for pair in world.pairs:
-            if not pair.is_broken:
-                pair.sever(world.some_of)
-        self._exhaust_moves()
-        world.properties.at_the_end()
-
-    def _thaw(self) -> None:
-        world = self.world
-        for worker in world.living:
-            if worker.is_frozen and self.rng.random() < 0.7:
-                worker.freeze(False)
-            elif worker.is_frozen:
-                # Its peers' keepalive is not answered.
-                for pair in world.pairs:
-                    if not pair.is_broken and any(end.worker is worker for end in pair.ends):
-                        pair.sever(world.some_of)
-
-    def _exhaust_moves(self) -> None:
-        world = self.world
-        for count in itertools.count():
-            require(count < REST_MOVES_MAX, "P6: it never comes to rest")
-            self._drain()
-            moves = transport_moves(world) or [
-                # A request that finds no room is not asked again before something has moved.
-                move
-                for move in host_moves(world)
-                if move.kind != "schedule" or self._has_room(move)
-            ]
-            if not moves:
-                return
-            self._do(self.rng.choice(moves))
-
-    def _drain(self) -> None:
-        """Engines and loops of all workers until they wait for somebody."""
-        busy = True
-        while busy:
-            busy = False
-            for worker in self.world.living:
-                while worker.can_move and (worker.step is not None or worker.inbox):
-                    self._do(Move("engine", f"engine {worker.name}", worker.engine_move))
-                    busy = True
-                while worker.can_move and worker.loop_calls:
-                    worker.loop_move()
-                    busy = True
-
-    def _has_room(self, move: Move) -> bool:
-        worker = self.world.at(move.label.split()[1])
-        assert worker is not None
-        rows = worker.kv_cache.rows.num_free > 0
-        key = next(key for key in worker.source.queue if key.request_id == move.label.split()[2])
-        needed = worker.kv_cache.layout.round_up(len(worker.source.queue[key]))
-        return rows and worker.kv_cache.free_or_evictable() >= needed
-
     # --- what it is about ---
 
     def _prompt(self) -> TokenIds:
@@ -236,13 +162,11 @@ def _setup(rng: random.Random, has_faults: bool) -> Setup:
     for index in range(rng.choice((2, 2, 2, 3))):
         page_size = rng.choice((1, 2, 4))
         slots = rng.choice((20, 24, 40))
-        shape = WorkerSetup(
-            page_size, slots, rng.choice((2, 4)), ranks[index], rng.choice((1, 2, 2, 5))
-        )
-        shapes.append(shape)
+        rows, buffer_tokens = rng.choice((2, 4)), rng.choice((1, 2, 2, 5))
+        shapes.append(WorkerSetup("", page_size, slots, rows, ranks[index], buffer_tokens))
     chances = {
         name: rng.choice((0, 0, 0, 0, 0, 0.1, 0.5))
-        for name in ("busy", "never room", "refuse prompt", "refuse tokens")
+        for name in ("busy", "never room", "refuse prompt", "refuse tokens", "repeat payload")
     }
     return Setup(
         workers=tuple(shapes),

@@ -45,6 +45,8 @@ class SimWorker:
         self.is_frozen = False
         self.can_move = True
         """Whether its threads run."""
+        self.is_paused = False
+        """A script holds the engine in the midst of a step."""
         self.inbox: deque[object] = deque()
         self.loop_calls: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
         self.step: Iterator[None] | None = None
@@ -105,6 +107,11 @@ class SimWorker:
         return set(slots.tolist()) & set(self.kv_cache.allocator.free_slots().tolist())
 
     # --- the engine thread ---
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the engine runs."""
+        return self.can_move and not self.is_paused
 
     def connect(self, source: PrefillSource) -> SimSession:
         """The driver's session hub is the world."""

@@ -21,6 +21,7 @@ from kv_transfer.protocol.messages import (
     Prefill,
     Received,
 )
+from kv_transfer.protocol.states import SourceState
 from kvferry.cache_key import CacheUse
 from kvferry.clock import ManualClock
 from kvferry.generation import OutputToken
@@ -32,6 +33,7 @@ from tests.support.sim_properties import (
     fingerprint,
     p8_nothing_old_changes_anything,
 )
+from tests.support.sim_violation import require
 from tests.support.sim_worker import SimWorker
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ _REMEMBERED = 60
 class WorkerSetup:
     """The shape of one worker."""
 
+    name: str = ""
+    """By its number if empty."""
     page_size: int = 2
     slots: int = 32
     rows: int = 4
@@ -109,7 +113,8 @@ class SimWorld:
         self._attempts: dict[str, int] = {}
         self.by_incarnation: dict[int, SimWorker] = {}
         self.workers = [
-            self._new_worker(f"w{index}", shape) for index, shape in enumerate(setup.workers)
+            self._new_worker(shape.name or f"w{index}", shape)
+            for index, shape in enumerate(setup.workers)
         ]
 
     @property
@@ -195,13 +200,15 @@ class SimWorld:
         return key
 
     def new_request(
-        self, prompt: TokenIds, samples: int = 1, *, held_only: bool = False
+        self, prompt: TokenIds, samples: int = 1, *, held_only: bool = False, name: str = ""
     ) -> Request:
         """With first tokens of its own."""
         number = self.next_number()
         tokens = tuple(OutputToken(number * 8 + sample) for sample in range(samples))
         content = content_of(prompt, self.setup.heads)
-        return Request(f"r{number}", prompt, content, () if held_only else tokens, held_only)
+        return Request(
+            name or f"r{number}", prompt, content, () if held_only else tokens, held_only
+        )
 
     # --- moves of one worker ---
 
@@ -241,6 +248,19 @@ class SimWorld:
         worker.driver.handle(MessageCame(end, message))
         p8_nothing_old_changes_anything(worker, before, message)
 
+    def forge(self, end: SimSession) -> None:
+        """A sink says that it has everything before it can have."""
+        peer = end.worker.driver._source._peers.get(end)
+        early = (SourceState.QUEUED, SourceState.OFFERED, SourceState.STREAMING)
+        keys = [
+            key
+            for key, handoff in end.worker.driver._source._handoffs.items()
+            if handoff.peer is peer and handoff.core.state in early
+        ]
+        if keys and end.worker.step is None:
+            self.has_faults = self.is_anything_wild = True
+            end.worker.driver.handle(MessageCame(end, Received(self.rng.choice(keys))))
+
     # --- time and processes ---
 
     def advance(self, seconds: float) -> None:
@@ -255,6 +275,13 @@ class SimWorld:
         """When the next thing is due at a worker that runs."""
         times = [worker.driver.next_deadline() for worker in self.living if worker.can_move]
         return min((time for time in times if time is not None), default=None)
+
+    def advance_to_next(self) -> None:
+        """Let time pass until something is due."""
+        due = self.next_deadline()
+        require(due is not None, "P6: a handoff is open and nothing is due")
+        assert due is not None
+        self.advance(max(0.0, due - self.clock.now()))
 
     def crash(self, worker: SimWorker) -> None:
         """SIGKILL."""

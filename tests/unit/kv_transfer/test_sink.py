@@ -176,12 +176,6 @@ def test_deadline(state):
     assert state.value in effects[-1].reason
 
 
-@pytest.mark.parametrize("state", SinkState)
-def test_payloads_are_taken_only_into_reserved_slots(state):
-    taken = sink_in(state).takes_payload
-    assert taken == (state in (SinkState.RECEIVING, SinkState.SETTLING))
-
-
 def _provoke(core, event):
     """Cause `event` from outside; None for those that need data or that only the core raises."""
     return {
