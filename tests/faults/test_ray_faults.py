@@ -19,7 +19,7 @@ from cluster.client import Client
 from kvferry.convert import accounts_from_wire
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.fault_load import Load, Question, ask
-from tests.support.fault_plan import LONG_S, Aim, Blow, Fault, Victims
+from tests.support.fault_plan import Blow, Fault, ray_faults
 from tests.support.fault_trace import TraceTail
 from tests.support.local_cluster import RunningCluster, local_cluster
 
@@ -38,16 +38,7 @@ _PEER_S = 5.0
 _DECODING_S = 0.2
 CLIENTS = 4
 
-STEPS = (("source", "streaming"), ("sink", "receiving"), ("sink", "decoding"))
-FAULTS = {
-    str(fault): fault
-    for fault in (
-        Fault(blow, side, state, victim, Aim.TRACE, for_s)
-        for side, state in STEPS
-        for victim in Victims
-        for blow, for_s in ((Blow.KILL, None), (Blow.FREEZE, LONG_S))
-    )
-}
+FAULTS = {str(fault): fault for fault in ray_faults()}
 
 
 class Arena:

@@ -90,7 +90,7 @@ LONG_S = 9.0
 CUT_S = 3.0
 WEATHER_S = 2.0
 
-Victims = ("source", "sink")
+VICTIMS = ("source", "sink")
 
 
 def process_faults() -> list[Fault]:
@@ -98,7 +98,7 @@ def process_faults() -> list[Fault]:
     faults = [
         Fault(blow, side, state, victim, aim, for_s)
         for side, state in STEPS
-        for victim in Victims
+        for victim in VICTIMS
         for aim in Aim
         for blow, for_s in ((Blow.KILL, None), (Blow.FREEZE, SHORT_S), (Blow.FREEZE, LONG_S))
     ]
@@ -106,7 +106,7 @@ def process_faults() -> list[Fault]:
     faults += [
         Fault(Blow.KILL, side, state, victim, Aim.HOLD, round=1)
         for side, state in STEPS
-        for victim in Victims
+        for victim in VICTIMS
     ]
     return faults
 
@@ -130,7 +130,7 @@ def network_faults() -> list[Fault]:
     faults += [
         Fault(blow, side, state, victim, Aim.HOLD, for_s)
         for side, state in STEPS
-        for victim in Victims
+        for victim in VICTIMS
         for blow, for_s in ((Blow.ISOLATE, CUT_S), (Blow.KILL, None))
     ]
     faults += [
@@ -139,6 +139,19 @@ def network_faults() -> list[Fault]:
     faults += [
         Fault(Blow.ISOLATE, side, state, victim, Aim.HOLD)
         for side, state in LASTING_STEPS
-        for victim in Victims
+        for victim in VICTIMS
     ]
     return faults
+
+
+RAY_STEPS = (("source", "streaming"), ("sink", "receiving"), ("sink", "decoding"))
+
+
+def ray_faults() -> list[Fault]:
+    """Of a cluster with supervisor and real model."""
+    return [
+        Fault(blow, side, state, victim, Aim.TRACE, for_s)
+        for side, state in RAY_STEPS
+        for victim in VICTIMS
+        for blow, for_s in ((Blow.KILL, None), (Blow.FREEZE, LONG_S))
+    ]
