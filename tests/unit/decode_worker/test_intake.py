@@ -65,6 +65,17 @@ class FakeDriver:
         self.aborted.append(key)
 
 
+@dataclass(eq=False)
+class FakeReturns:
+    """Remembers whose answers were complete, and who had computed their prompts."""
+
+    told: list[tuple[str, PrefillSource]] = field(default_factory=list)
+
+    def offer(self, request: Request, computed_by: PrefillSource) -> None:
+        assert request.kv is None, "its KV is not published yet"
+        self.told.append((request.id.request_id, computed_by))
+
+
 class Bench:
     """An intake over a real engine and a fake driver."""
 
@@ -72,8 +83,13 @@ class Bench:
         self.engine_bench = EngineBench()
         self.driver = FakeDriver()
         self.loop = asyncio.new_event_loop()
+        self.returns = FakeReturns()
         self.intake = Intake(
-            self.engine_bench.engine, self.driver, Incarnation(22), Outbox(self.loop)
+            self.engine_bench.engine,
+            self.driver,
+            Incarnation(22),
+            Outbox(self.loop),
+            self.returns,
         )
 
     def start(self, *, source: PrefillSource | None, **options: object) -> AttemptStream:
@@ -152,7 +168,7 @@ def test_without_a_source_the_prompt_is_computed_here(bench: Bench) -> None:
     ids, end = bench.read(stream)
     assert ids == answer(PROMPT, 4)
     assert end.finish.reason is FinishReason.LENGTH
-    assert bench.driver.fetched == []
+    assert bench.driver.fetched == bench.returns.told == []
     bench.engine_bench.assert_idle()
 
 
@@ -167,6 +183,7 @@ def test_with_a_source_the_kv_is_fetched_and_decoded(bench: Bench) -> None:
     ids, end = bench.read(stream)
     assert ids == answer(PROMPT, 4)
     assert end.finish.usage == usage
+    assert bench.returns.told == [("r", SOURCE)]
     bench.engine_bench.assert_idle()
 
 
@@ -204,6 +221,7 @@ def test_cancel_in_any_stage_ends_everything_once(bench: Bench, stage: str) -> N
     assert bench.driver.aborted == ([KEY] if stage in {"requested", "reserved"} else [])
     _, end = bench.read(stream)
     assert isinstance(end, RequestCancelled)
+    assert bench.returns.told == []
     bench.engine_bench.run()
     bench.engine_bench.assert_idle()
 
@@ -320,6 +338,7 @@ def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(ben
     ids, end = bench.read(stream)
     assert ids == answer(PROMPT, 4)
     assert end.finish.reason is FinishReason.LENGTH
+    assert bench.returns.told == []
     bench.engine_bench.assert_idle()
 
 
