@@ -98,7 +98,7 @@ class HandoffDriver:
         Raises `ConfigError` if a staging buffer does not hold the KV of one token.
         """
         pools = kv_cache.rank_pools
-        layout = kv_cache.layout
+        layout, on_cuda = kv_cache.layout, pools[0].buffer.is_cuda
         if config.staging_buffer_bytes < layout.bytes_per_token:
             raise ConfigError(
                 "handoff.staging_buffer_bytes",
@@ -112,12 +112,12 @@ class HandoffDriver:
             config.staging_buffer_bytes,
             heads=layout.heads * len(pools),
             ranks=len(pools),
-            host=host_fingerprint(config, on_cuda=pools[0].buffer.is_cuda),
+            host=host_fingerprint(config, on_cuda=on_cuda),
         )
         deadlines = build_deadlines(config.link_timeout_s)
         self._endpoint = Endpoint(hello, kv_cache, pools, config, clock, deadlines, trace)
         if factories is None:
-            factories = build_factories(config, link_host)
+            factories = build_factories(config, link_host, on_cuda=on_cuda)
         self._hub = SessionHub(hello, loop, post, factories, config.link_timeout_s, clock)
         self._source = SourceSide(self._endpoint)
         self._sink = SinkSide(self._endpoint, self._hub)

@@ -4,7 +4,7 @@
 |---|---|
 | nccl | workers whose KV is on CUDA devices |
 | shared_memory | processes of one user on one host, in one network namespace |
-| gloo | all others |
+| gloo | all others; between a device and a host it fails at the first payload |
 
 The source chooses, from both greetings; the sink's end opens what the source's first entry in the
 rendezvous store names.
@@ -56,12 +56,14 @@ def choose_transport(source: Hello, sink: Hello) -> str:
     return "nccl" if source.host == _CUDA else "shared_memory"
 
 
-def build_factories(config: HandoffConfig, link_host: str) -> Mapping[str, LinkFactory]:
+def build_factories(
+    config: HandoffConfig, link_host: str, *, on_cuda: bool = False
+) -> Mapping[str, LinkFactory]:
     """Every transport of this worker by its name."""
     timeout_s, buffers = config.link_timeout_s, config.staging_buffers
     buffer_bytes = config.staging_buffer_bytes
-    return {
-        "gloo": GlooLinkFactory(link_host, timeout_s, buffers, buffer_bytes),
-        "shared_memory": SharedMemoryLinkFactory(timeout_s, buffers, buffer_bytes),
-        "nccl": NcclLinkFactory(timeout_s, buffers, buffer_bytes),
-    }
+    gloo = GlooLinkFactory(link_host, timeout_s, buffers, buffer_bytes)
+    if on_cuda:
+        return {"gloo": gloo, "nccl": NcclLinkFactory(timeout_s, buffers, buffer_bytes)}
+    shared_memory = SharedMemoryLinkFactory(timeout_s, buffers, buffer_bytes)
+    return {"gloo": gloo, "shared_memory": shared_memory}

@@ -15,7 +15,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class SharedRing:
     """`count` buffers of `buffer_bytes` bytes (uint8). Which are in use is for others to know.
 
-    The memory has no name: it is gone with the last process that holds it.
+    The memory has no name: it is gone with the last process that holds it. A page takes memory
+    from its first use on, so that a link at rest costs what its busiest moment needed.
     """
 
     def __init__(self, fd: int, count: int, buffer_bytes: int) -> None:
@@ -27,9 +28,7 @@ class SharedRing:
         if os.fstat(fd).st_size != count * buffer_bytes:
             raise ValueError(f"{os.fstat(fd).st_size} bytes for {count} of {buffer_bytes}")
         self.buffer_bytes = buffer_bytes
-        # Pages are made and mapped now and not while the first payloads pass.
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        memory = torch.frombuffer(mmap.mmap(fd, count * buffer_bytes, flags), dtype=torch.uint8)
+        memory = torch.frombuffer(mmap.mmap(fd, count * buffer_bytes), dtype=torch.uint8)
         self._buffers = memory.view(count, buffer_bytes)
 
     def __len__(self) -> int:

@@ -34,9 +34,9 @@ def test_the_network_may_be_chosen_always():
 
 def test_devices_meet_over_nccl_and_never_a_host():
     device = replace(HELLO, host=host_fingerprint(HandoffConfig(), on_cuda=True))
-    assert choose_transport(device, device) == "nccl"
     host = replace(HELLO, host=host_fingerprint(HandoffConfig()))
-    assert choose_transport(device, host) == "gloo"
+    assert choose_transport(device, device) == "nccl"
+    assert choose_transport(device, host) == choose_transport(host, device) == "gloo"
 
 
 @pytest.mark.parametrize("what", ["boot", "network", "user"])
@@ -55,4 +55,5 @@ def test_another_kernel_network_or_user_is_another_host(what, monkeypatch, tmp_p
 
 
 def test_every_choice_has_a_factory():
-    assert set(build_factories(HandoffConfig(), "127.0.0.1")) == {"gloo", "shared_memory", "nccl"}
+    assert set(build_factories(HandoffConfig(), "127.0.0.1")) == {"gloo", "shared_memory"}
+    assert set(build_factories(HandoffConfig(), "127.0.0.1", on_cuda=True)) == {"gloo", "nccl"}
