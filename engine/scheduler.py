@@ -366,10 +366,20 @@ class Scheduler:
     def _yields(self, inbound: Request) -> bool:
         """Whether somebody who waits for room goes before a request of another worker's KV."""
         oldest = self._waiting[0] if self._waiting else None
+        is_older = oldest is not None and oldest.arrival < inbound.arrival
+        # Beside the places that an older one needs, all at once.
+        if oldest is not None and is_older and not self._has_places(inbound, [oldest]):
+            return True
         refusal = self._refusal
         if refusal is not None and refusal.request is oldest:
-            return refusal.request.arrival < inbound.arrival or self._has_retracted()
+            return is_older or self._has_retracted()
         return self._has_retracted()
+
+    def _comes_after_deferred(self, request: Request) -> bool:
+        """Whether an older request of another worker's KV still waits for room, and would get it
+        before this one: none does while somebody who was retracted waits."""
+        is_younger = bool(self._deferred) and self._deferred[0].arrival < request.arrival
+        return is_younger and not self._has_retracted()
 
     def _has_retracted(self) -> bool:
         return any(request.retractions for request in self._waiting)
@@ -378,6 +388,8 @@ class Scheduler:
         if not self._waiting or not self._has_places(self._waiting[0]):
             return None
         request, admitted = self._waiting[0], self._admitted()
+        if self._comes_after_deferred(request):
+            return None
         if self._is_still_refused(request, admitted):
             return None
         self.counters["admissions_tried"] += 1

@@ -412,3 +412,36 @@ def test_names_of_samples() -> None:
     assert [name_of(one) for one in request.samples] == ["r", "r/1"]
     assert [one.known[-1] for one in request.samples] == [1, 2]
     assert not np.shares_memory(request.tokens, request.siblings[0].tokens)
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+def _turn(bench: EngineBench) -> None:
+    """A turn of a worker whose handoffs end at once."""
+    while (request := bench.engine.next_expected()) is not None:
+        assert bench.engine.reserve_inbound(request)
+        _receive(bench, request)
+        bench.engine.adopt(request, request.sampling.n * [OutputToken(answer(PROMPT, 1)[0])])
+    bench.engine.step()
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["kv is sent", "computed here"])
+def test_many_samples_are_not_overtaken_for_ever(is_sent: bool) -> None:
+    """They need all places at once; whoever comes later must not take each as it comes free."""
+    bench = EngineBench(rows=8, scheduler=SchedulerConfig(running_max=4))
+    engine = bench.engine
+    for number in range(3):
+        bench.submit(f"first{number}", PROMPT[: 3 + number], max_tokens=5 + 3 * number)
+    engine.step()
+    group = bench.request("group", PROMPT, n=4)
+    (engine.submit_inbound if is_sent else engine.submit)(group)
+    for number in range(30):
+        later = bench.request(f"later{number}", PROMPT, max_tokens=6)
+        (engine.submit if is_sent else engine.submit_inbound)(later)
+        _turn(bench)
+    assert len(group.samples) == 4
+    assert all(one.stage is not Stage.WAITING for one in group.samples)
+    for _ in range(200):
+        _turn(bench)
+    bench.assert_idle()
