@@ -82,6 +82,7 @@ class Process:
         self._note_first_gather()
         self._hold(_CACHED)
         self.raw_buffer = torch.zeros(TOKENS_MAX * LAYOUT.bytes_per_token, dtype=torch.uint8)
+        self.raw_offset = 0
         self.raw_group = _raw_group(rank, store_path)
         self.kv: RequestKV | None = None
         self.count = 0
@@ -185,7 +186,11 @@ class Process:
 
     def _raw(self, payload_bytes: int) -> float:
         """One Gloo message; at the sink, seconds from its word to start to the last byte."""
-        payload, word = self.raw_buffer[:payload_bytes], torch.zeros(1, dtype=torch.uint8)
+        # Always other bytes, as a handoff's slots are: what was sent last would be in cache.
+        room = len(self.raw_buffer) - payload_bytes + 1
+        self.raw_offset = (self.raw_offset + payload_bytes) % room
+        payload = self.raw_buffer[self.raw_offset :][:payload_bytes]
+        word = torch.zeros(1, dtype=torch.uint8)
         started = self.clock.now()
         if self.rank == 0:
             self.raw_group.recv([word], 1, 1).wait()
