@@ -5,6 +5,7 @@ an illegal event raises and changes nothing. `docs/handoff.md` is generated from
 
 May import: `kvferry` and numpy.
 
-Reading order: `key`, `messages`, `states` (the tables), `deadlines`, `effects`, `errors`, `source`,
-`sink`, `link`, `tombstones`.
+Reading order: `key`, `messages`, `states` (the tables), `deadlines`, `region`, `effects`, `errors`,
+`source`, `sink`, `link`, `tombstones`; then `lanes`, `credits` and `coverage`, the arithmetic of
+what is carried.
 """

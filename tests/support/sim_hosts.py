@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.support.sim_worker import SimWorker
 
 PLAIN = ExtraKey("")
+PROMPT_MAX = 20
+"""What fits the slots of every worker."""
 
 
 class SimStore:
@@ -87,12 +89,13 @@ class SimSourceHost:
 
     def start(self, key, prompt, sampling, cache_use) -> None:
         """See `SourceHost`."""
-        del sampling, cache_use
+        del cache_use
         if self._worker.world.chance("refuse prompt"):
             raise Overloaded("the queue is full", 1.0)
-        if self._worker.world.chance("refuse prompt"):
+        if len(prompt) > PROMPT_MAX or self._worker.world.chance("refuse prompt"):
             raise InvalidInput("prompt", "is too long")
         assert key not in self.prompts
+        self._worker.world.know(key, prompt, sampling.n)
         self.queue[key] = self.prompts[key] = prompt
 
     def start_held(self, key, prompt, cache_use) -> None:
@@ -109,6 +112,7 @@ class SimSourceHost:
             self._worker.world.has_faults = True
             raise InvalidInput("prompt", "nothing of it is here")
         self.prompts[key], self.kvs[key] = prompt, kv
+        self._worker.world.know(key, prompt, 0)
         self.finished.add(key)
         self._worker.driver.held(key, kv)
 
@@ -200,7 +204,8 @@ class SimSinkHost:
         """See `SinkHost`."""
         world = self._worker.world
         assert key not in self.told, f"first tokens of {key} twice"
-        assert tokens == world.requests[key].tokens, f"other tokens than {key} has"
+        is_right = tokens == world.requests[key].tokens
+        assert is_right or world.is_lying, f"other tokens than {key} has"
         self.told.add(key)
         if world.chance("refuse tokens"):
             raise InvalidInput("token", "is not one of the model's")

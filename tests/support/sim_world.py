@@ -105,6 +105,8 @@ class SimWorld:
         """Whether anything but the normal course has been done to it."""
         self.is_anything_wild = False
         """Whether somebody has said what no correct peer says."""
+        self.is_lying = False
+        """Whether peers say things that are not so."""
         self.chances = dict(setup.chances or {})
         self.log: list[str] | None = None
         self._numbers = itertools.count(1)
@@ -209,6 +211,13 @@ class SimWorld:
         return Request(
             name or f"r{number}", prompt, content, () if held_only else tokens, held_only
         )
+
+    def know(self, key: HandoffKey, prompt: TokenIds, samples: int) -> None:
+        """Somebody asks for this; if no client did, it is made up now."""
+        if key not in self.requests:
+            assert self.is_lying, f"nobody asked for {key}"
+            held_only = samples == 0
+            self.requests[key] = self.new_request(prompt, max(1, samples), held_only=held_only)
 
     # --- moves of one worker ---
 

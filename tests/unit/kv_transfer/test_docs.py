@@ -24,7 +24,7 @@ def test_every_message_is_in_the_message_table():
     text = PAGE.read_text()
     kinds = [*messages.SessionMessage.__args__]
     names = {kind.__name__ for kind in kinds}
-    assert len(names) == 16
+    assert len(names) == 15
     for name in names:
         assert f"| `{name}" in text, name
 
@@ -42,3 +42,14 @@ def test_every_counter_is_in_the_list():
     assert len(counted) > 10
     listed = set(re.findall(r"`(\w+)`", PAGE.read_text().partition("## Counters")[2]))
     assert counted <= listed
+
+
+def test_the_tests_that_the_page_names_exist():
+    root = PAGE.parents[1]
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
+    assert len(named) > 20
+    for path, test in named:
+        text = (root / path).read_text()
+        assert not test or f"def {test}(" in text, f"{path}::{test}"
+    for pattern in re.findall(r"`tests/scenarios/([\w*]+\.txt)`", PAGE.read_text()):
+        assert list((root / "tests" / "scenarios").glob(pattern)), pattern
