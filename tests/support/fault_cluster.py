@@ -77,13 +77,12 @@ class WorkerHandle:
 
     def hold_at(self, side: str, state: str) -> None:
         """Stand still the next time a handoff enters this state there."""
+        self.take_held(side, state)  # one that was passed by has no meaning any more
         self._tell(Hold(side, state))
 
     def pass_by(self, side: str, state: str) -> None:
         """Do not stand there, or go on if it has just begun to."""
         self._tell(Pass(Hold(side, state)))
-        if self.take_held(side, state) is not None:
-            self.release()
 
     def take_held(self, side: str, state: str) -> Held | None:
         """The handoff for which it stands there, told once; None if it does not."""

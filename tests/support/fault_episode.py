@@ -41,9 +41,13 @@ END_WITHIN_S = BUSY_MACHINE_S + ATTEMPTS_MAX * (
     SESSION_CONNECT_TIMEOUT_S + max(SESSION_SILENCE_S, ROUTER_PATIENCE_S, LINK_TIMEOUT_S)
 )
 """A request's longest way to its end: each attempt meets the silent worker anew."""
+ROOM_S = 60.0
+"""More of it where 14 long answers share two small pools, or one of them."""
 IDLE_WITHIN_S = LINK_TIMEOUT_S + 20.0 + BUSY_MACHINE_S
 """The longest state that holds slots without progress: the source that waits for its receipt."""
 WHOLE_WITHIN_S = 30.0
+NEWCOMER_S = 20.0
+"""In which one request is served although the fault lasts; a busy machine may need it."""
 GIVE_UP_S = 10.0
 """When a worker that is cut off for good is replaced."""
 
@@ -97,7 +101,8 @@ class _Pair:
 def run_episode(cluster: FaultCluster, fault: Fault, trace_file: Path, seed: int) -> Report:
     """Load, the blow, its end; then everybody must be whole, idle and in order."""
     clock = MonotonicClock()
-    load = Load(cluster.address, _questions(fault, seed), END_WITHIN_S)
+    room_s = ROOM_S if fault.state in PRESSED else 0.0
+    load = Load(cluster.address, _questions(fault, seed), END_WITHIN_S + room_s)
     tail = TraceTail(trace_file)
     load.start()
     pressed = _SlowPrefill(cluster) if fault.state in PRESSED else contextlib.nullcontext()
@@ -131,13 +136,13 @@ def _questions(fault: Fault, seed: int) -> list[Callable[[], object]]:
 def _wait_while_it_lasts(cluster: FaultCluster, fault: Fault, struck_at: float) -> list[str]:
     """Until the fault is to end. One who comes when everybody knows of it must be served."""
     clock = MonotonicClock()
-    is_lasting = fault.blow is not Blow.KILL and (fault.for_s is None or fault.for_s >= LONG_S)
     lasts_s = 0.0 if fault.blow is Blow.KILL else fault.for_s or GIVE_UP_S
     problems = []
-    if is_lasting:
+    # Where there is no room, a newcomer queues like everybody.
+    if lasts_s >= LONG_S and fault.state not in PRESSED:
         time.sleep(NOTICED_S)
-        outcome = ask(cluster.address, digest_question(random.Random(0)), END_WITHIN_S)
-        if outcome.code != "OK" or outcome.ended_at > struck_at + lasts_s:
+        outcome = ask(cluster.address, digest_question(random.Random(0)), NEWCOMER_S)
+        if outcome.code != "OK":
             problems.append(f"a newcomer was not served while the fault lasted: {outcome}")
     time.sleep(max(0.0, struck_at + lasts_s - clock.now()))
     return problems
@@ -189,11 +194,10 @@ def _held(cluster: FaultCluster, side: str, state: str) -> _Pair:
         time.sleep(_POLL_S)
         asked = [(worker, worker.take_held(side, state)) for worker in workers]
         found = [(worker, held) for worker, held in asked if held is not None]
-    for worker in workers:
-        worker.pass_by(side, state)
-    for worker, _ in found[1:]:
-        worker.release()
     standing, held = found[0]
+    for worker in workers:
+        if worker is not standing:
+            worker.pass_by(side, state)
     return _Pair(
         cluster.by_incarnation(held.key.source_incarnation),
         cluster.by_incarnation(held.key.sink_incarnation),

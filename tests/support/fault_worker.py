@@ -101,6 +101,7 @@ class _HoldingTrace(HandoffTrace):
     control: Connection
     holds: ClassVar[set[Hold]] = set()
     released: ClassVar[threading.Event] = threading.Event()
+    standing: ClassVar[Hold | None] = None
 
     def __call__(self, side, key, state) -> None:
         super().__call__(side, key, state)
@@ -108,8 +109,10 @@ class _HoldingTrace(HandoffTrace):
         if hold in self.holds:
             self.holds.discard(hold)
             self.released.clear()
+            type(self).standing = hold
             self.control.send(Held(side, state, key))
             self.released.wait(HOLD_MAX_S)
+            type(self).standing = None
 
 
 def run_worker(plan: WorkerPlan, control: Connection) -> None:
@@ -141,6 +144,9 @@ def _serve(control: Connection, info: WorkerInfo) -> None:
                 _HoldingTrace.holds.add(hold)
             case Pass(hold):
                 _HoldingTrace.holds.discard(hold)
+                # Its word that it stands may have crossed ours that it shall not.
+                if _HoldingTrace.standing == hold:
+                    _HoldingTrace.released.set()
             case "release":
                 _HoldingTrace.released.set()
             case "inspect":
