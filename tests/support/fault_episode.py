@@ -41,8 +41,10 @@ END_WITHIN_S = BUSY_MACHINE_S + ATTEMPTS_MAX * (
     SESSION_CONNECT_TIMEOUT_S + max(SESSION_SILENCE_S, ROUTER_PATIENCE_S, LINK_TIMEOUT_S)
 )
 """A request's longest way to its end: each attempt meets the silent worker anew."""
-ROOM_S = 60.0
-"""More of it where 14 long answers share two small pools, or one of them."""
+MOMENT_S = 80.0
+"""For a handoff to come to the wanted state."""
+ROOM_S = MOMENT_S
+"""More of it where prefill workers are held back all the while, so that room runs out."""
 IDLE_WITHIN_S = LINK_TIMEOUT_S + 20.0 + BUSY_MACHINE_S
 """The longest state that holds slots without progress: the source that waits for its receipt."""
 WHOLE_WITHIN_S = 30.0
@@ -55,7 +57,6 @@ NOTICED_S = WORKER_STATUS_TIMEOUT_S + 1.0
 """The router has seen that the worker does not answer, and sends it nothing new."""
 
 CLIENTS, PRESSING_CLIENTS = 8, 14
-_MOMENT_S = 40.0
 _PEER_S = 2.0
 _DECODING_S = 0.05
 _AFTERWARDS_S = 0.5
@@ -175,7 +176,7 @@ def _wait_for_moment(cluster: FaultCluster, fault: Fault, tail: TraceTail) -> _P
 
 
 def _traced(cluster: FaultCluster, side: str, state: str, tail: TraceTail) -> _Pair:
-    line = tail.wait_for(side, state, _MOMENT_S)
+    line = tail.wait_for(side, state, MOMENT_S)
     other = "sink" if side == "source" else "source"
     peer = tail.worker_of(line.handoff, other, _PEER_S)
     workers = {side: cluster.workers[line.worker_id], other: cluster.workers[peer]}
@@ -187,10 +188,10 @@ def _held(cluster: FaultCluster, side: str, state: str) -> _Pair:
     workers = cluster.of_role(Role.PREFILL if side == "source" else Role.DECODE)
     for worker in workers:
         worker.hold_at(side, state)
-    deadline = clock.now() + _MOMENT_S
+    deadline = clock.now() + MOMENT_S
     found: list[tuple[WorkerHandle, Held]] = []
     while not found:
-        assert clock.now() < deadline, f"no handoff was {side} {state} within {_MOMENT_S} s"
+        assert clock.now() < deadline, f"no handoff was {side} {state} within {MOMENT_S} s"
         time.sleep(_POLL_S)
         asked = [(worker, worker.take_held(side, state)) for worker in workers]
         found = [(worker, held) for worker, held in asked if held is not None]
