@@ -104,6 +104,7 @@ def test_a_peer_killed_at_rest(pair, transport):
         assert failure_within(pair, 0.0) == "session lost"
 
 
+@pytest.mark.slow
 def test_a_stopped_peer(pair):
     pair.make_busy()
     pair.send(signal.SIGSTOP)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 2**20
 LAYOUT = KvLayout(num_layers=4, num_kv_heads=4, head_dim=64, dtype=KvDType.FLOAT32, page_size=4)
 """8 KiB a token."""
-BUFFERS, BUFFER_BYTES, TIMEOUT_S = 4, 4 * MIB, 3.0
+BUFFERS, BUFFER_BYTES, TIMEOUT_S = 4, 4 * MIB, 5.0
 TOKENS = 4000
 START_S = 60.0
 
