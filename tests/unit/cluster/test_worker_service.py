@@ -11,7 +11,7 @@ import pytest
 
 from cluster import worker_service
 from cluster.worker_service import WorkerService
-from decode_worker.intake import CancelAttempt, StartAttempt
+from decode_worker.intake import CancelAttempt, EndSample, StartAttempt
 from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe
 from kvferry.accounts import KvAccounts
@@ -116,6 +116,22 @@ def test_a_fault_of_ours_ends_the_call_as_internal():
             await client.generate(ATTEMPT, timeout_s=5.0).read()
 
     serve(Broken(), scenario)
+
+
+@pytest.mark.parametrize(("incarnation", "expected"), [(7, [EndSample]), (6, [])])
+def test_the_end_of_a_sample_reaches_the_engine_it_is_meant_for(incarnation, expected):
+    async def scenario(client):
+        info = client._info
+        client._info = WorkerInfo(info.worker_id, info.role, Incarnation(incarnation), info.address)
+        stream = client.generate(ATTEMPT, timeout_s=5.0)
+        stream.end_sample(3)
+        (call,) = client._calls
+        assert (await call.code() is grpc.StatusCode.OK) == bool(expected)
+        stream.abort(InternalError("enough"))
+
+    step_loop = FakeStepLoop()
+    serve(step_loop, scenario)
+    assert [event for event in step_loop.posted if event is EndSample] == expected
 
 
 def test_kv_events_of_a_dead_engine_end():
