@@ -77,7 +77,7 @@ proto-check: $(PROTO_READY) ## Fail when kvferry/rpc/v1 is not what proto/ gener
 sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs
 	$(BIN)/python -m pytest -m "simulation and not slow" $(ARGS)
 
-sim-long: $(READY) ## 200,000 seeds, deep interleavings, all seeded bugs; an hour of one core
+sim-long: $(READY) ## 200,000 seeds, deep interleavings, all seeded bugs; long
 	$(BIN)/python -m tests.simulation --runs 200000
 	$(BIN)/python -m tests.simulation --exhaustive 8
 	$(BIN)/python -m tests.simulation --bugs

@@ -30,7 +30,7 @@ _NORMAL = {
     "end": 3,
     "schedule": 10,
     "compute": 10,
-    "checkpoint": 4,
+    "checkpoint": 12,
     "decode": 3,
     "unfill": 2,
 }
@@ -42,7 +42,7 @@ _FAULTS = {
     "crash": 0.2,
     "freeze": 0.5,
     "stale": 3.0,
-    "double": 0.7,
+    "double": 3.0,
     "forge": 1.0,
 }
 
@@ -58,7 +58,8 @@ class SimRun:
         rng = self.rng
         self.has_faults = rng.random() < 0.9
         self.world = SimWorld(_setup(rng, self.has_faults), rng)
-        self._bases = [self._tokens(14) for _ in range(2)]
+        # Where all prompts begin alike, some are computed twice at a time.
+        self._bases = [self._tokens(14) for _ in range(rng.choice((1, 2)))]
         self._weights = self._draw_weights()
         self._rate = rng.choice((0.01, 0.04, 0.15)) if self.has_faults else 0.05
 
