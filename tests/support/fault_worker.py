@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
@@ -173,7 +174,9 @@ def _inspect(info: WorkerInfo) -> Inspection | str:
 
 
 def _end_with_parent() -> None:
-    """A test that is killed leaves no worker behind, not even a stopped one."""
+    """A test that is killed leaves no worker behind, not even a stopped one: the server of forks
+    ends with the test, unless a child holds its pipe, and takes its children along."""
+    os.close(forkserver._forkserver._forkserver_alive_fd)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
