@@ -134,14 +134,6 @@ PROTOCOL_MUTANTS = (
         _SIMULATION,
     ),
     Mutant(
-        "duplicates-freed-under-a-pin",
-        "No slot that a handoff may read comes free at a checkpoint.",
-        "mem_cache/kv_cache.py",
-        "keeps_own=kv.pins > 0",
-        "keeps_own=False",
-        _SIMULATION,
-    ),
-    Mutant(
         "pin-left-behind-by-an-abort",
         "A source lets go of its slots however the handoff ends.",
         _SOURCE,
@@ -166,27 +158,11 @@ PROTOCOL_MUTANTS = (
         _SIMULATION,
     ),
     Mutant(
-        "every-refusal-has-a-window-of-its-own",
-        "One window bounds all refusals of a handoff.",
-        _SINK,
-        "            self._deadline_at = self._busy_until\n",
-        "",
-        _SIMULATION,
-    ),
-    Mutant(
         "first-tokens-told-twice",
         "The client gets the first tokens once.",
         _SINK,
         "if self.first_tokens_at is not None and self._is_duplicate(SinkEvent.FIRST_TOKEN_AGAIN):",
         "if False:",
-        _SIMULATION,
-    ),
-    Mutant(
-        "lost-session-leaves-its-handoffs",
-        "A sink ends what it has with a source whose session is lost.",
-        _SINK_SIDE,
-        "                self._perform(handoff, handoff.core.session_lost(reason, now))\n",
-        "                pass\n",
         _SIMULATION,
     ),
 )
