@@ -53,4 +53,4 @@ def test_keys_of_maps_are_searched_too() -> None:
 def test_true_bytes_fields_may_hold_anything() -> None:
     rendezvous = handoff_pb2.LinkRendezvous(store_value=BROKEN).SerializeToString()
     with pytest.raises(InvalidInput, match=r"^store_key: is not valid UTF-8"):
-        parse_message(handoff_pb2.LinkRendezvous, rendezvous + field(2, BROKEN))
+        parse_message(handoff_pb2.LinkRendezvous, rendezvous + field(3, BROKEN))
