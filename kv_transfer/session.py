@@ -26,7 +26,7 @@ from kv_transfer.protocol.messages import (
 )
 from kv_transfer.protocol.states import SESSION_TRANSITIONS, SessionEvent, SessionState
 from kv_transfer.session_links import LinkSettings, SessionLinks
-from kv_transfer.wire import message_from_wire, message_to_wire
+from kv_transfer.wire import batch_from_wire, batch_to_wire
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import SESSION_CONNECT_TIMEOUT_S, WORKER_MESSAGE_BYTES_MAX
 
@@ -43,6 +43,9 @@ _LOG = logging.getLogger(__name__)
 SESSION_OUTBOX_MAX = 8192
 """Messages queued for a peer that does not read; beyond it the session is given up. 64 requests
 of 3,000 tokens in chunks of 91 tokens are 2,100 headers."""
+
+_BATCH_MAX = 32
+"""Messages written at once. The longest ones are prompts: 32 of 500,000 tokens fit a message."""
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 2000),
@@ -74,11 +77,11 @@ SESSION_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 class MessageStream(Protocol):
     """Either end of the gRPC stream."""
 
-    async def read(self) -> pb.HandoffMessage | object:
-        """The next message, or `grpc.aio.EOF`."""
+    async def read(self) -> pb.HandoffBatch | object:
+        """The next messages, or `grpc.aio.EOF`."""
         ...
 
-    async def write(self, message: pb.HandoffMessage) -> None:
+    async def write(self, batch: pb.HandoffBatch) -> None:
         """Send, waiting for flow control."""
         ...
 
@@ -178,9 +181,9 @@ class Session:
 
     async def _converse(self, stream: MessageStream) -> str:
         async with asyncio.timeout(SESSION_CONNECT_TIMEOUT_S):
-            await stream.write(message_to_wire(self._local))
-            hello = await stream.read()
-        self._greeted(hello)
+            await stream.write(batch_to_wire([self._local]))
+            greeting = batch_from_wire(await stream.read())
+        self._greeted(greeting)
         tasks = [
             asyncio.create_task(self._read_all(stream)),
             asyncio.create_task(self._write_all(stream)),
@@ -194,12 +197,13 @@ class Session:
             await asyncio.gather(*tasks, return_exceptions=True)
         return next(iter(done)).result()
 
-    def _greeted(self, raw: pb.HandoffMessage | object) -> None:
-        if raw is grpc.aio.EOF:
+    def _greeted(self, greeting: list[SessionMessage] | None) -> None:
+        if not greeting:
             raise WorkerUnavailable("the peer closed the session without a greeting")
-        hello = message_from_wire(raw)  # type: ignore[arg-type]  # EOF is excluded above
-        if not isinstance(hello, Hello):
-            raise WorkerUnavailable(f"the peer began with {type(hello).__name__}, not with Hello")
+        hello = greeting[0]
+        if not isinstance(hello, Hello) or len(greeting) > 1:
+            names = ", ".join(type(message).__name__ for message in greeting)
+            raise WorkerUnavailable(f"the peer began with {names}, not with Hello alone")
         if self._expected is not None and hello.incarnation != self._expected:
             raise WorkerUnavailable(
                 f"worker {hello.worker_id} is incarnation {hello.incarnation:x},"
@@ -224,19 +228,21 @@ class Session:
 
     async def _read_all(self, stream: MessageStream) -> str:
         while True:
-            raw = await stream.read()
-            if raw is grpc.aio.EOF:
+            messages = batch_from_wire(await stream.read())
+            if messages is None:
                 return "the peer ended the session"
-            message = message_from_wire(raw)  # type: ignore[arg-type]  # EOF is excluded above
-            # The engine hears of it first: what a link reports about it comes later.
-            self._post(MessageCame(self, message))
-            if isinstance(message, LinkRendezvous | LinkSignal | LinkDown):
-                self._links.on_message(message)
+            for message in messages:
+                # The engine hears of it first: what a link reports about it comes later.
+                self._post(MessageCame(self, message))
+                if isinstance(message, LinkRendezvous | LinkSignal | LinkDown):
+                    self._links.on_message(message)
 
     async def _write_all(self, stream: MessageStream) -> str:
         while True:
-            message = await self._outbox.get()
-            await stream.write(message_to_wire(message))
+            messages = [await self._outbox.get()]
+            while len(messages) < _BATCH_MAX and not self._outbox.empty():
+                messages.append(self._outbox.get_nowait())
+            await stream.write(batch_to_wire(messages))
 
     async def _wait_closed(self) -> str:
         await self._closing.wait()

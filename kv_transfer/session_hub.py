@@ -142,8 +142,8 @@ class HandoffServicer(rpc.HandoffServicer):
 
     async def Session(  # the name is gRPC's
         self,
-        request_iterator: AsyncIterator[pb.HandoffMessage],
-        context: grpc.aio.ServicerContext[pb.HandoffMessage, pb.HandoffMessage],
+        request_iterator: AsyncIterator[pb.HandoffBatch],
+        context: grpc.aio.ServicerContext[pb.HandoffBatch, pb.HandoffBatch],
     ) -> None:
         """Serve one sink until either side ends it."""
         del request_iterator  # read through the context, like the client's end

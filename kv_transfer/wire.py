@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import grpc
+
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.protocol.messages import (
     Abort,
@@ -39,7 +41,7 @@ from kvferry.ids import Attempt, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 def key_to_wire(key: HandoffKey) -> pb.HandoffKey:
@@ -60,6 +62,19 @@ def key_from_wire(key: pb.HandoffKey) -> HandoffKey:
         Incarnation(key.source_incarnation),
         Incarnation(key.sink_incarnation),
     )
+
+
+def batch_to_wire(messages: Sequence[SessionMessage]) -> pb.HandoffBatch:
+    """What travels on the stream at once."""
+    return pb.HandoffBatch(messages=[message_to_wire(message) for message in messages])
+
+
+def batch_from_wire(raw: pb.HandoffBatch | object) -> list[SessionMessage] | None:
+    """The inverse of `batch_to_wire`; None where the stream has ended. Raises `InvalidInput`."""
+    if not isinstance(raw, pb.HandoffBatch):
+        assert raw is grpc.aio.EOF, f"{raw!r} on a session"
+        return None
+    return [message_from_wire(message) for message in raw.messages]
 
 
 def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:

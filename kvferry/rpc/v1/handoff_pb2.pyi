@@ -19,6 +19,12 @@ class HandoffKey(_message.Message):
     sink_incarnation: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., sink_incarnation: _Optional[int] = ...) -> None: ...
 
+class HandoffBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[HandoffMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[HandoffMessage, _Mapping]]] = ...) -> None: ...
+
 class HandoffMessage(_message.Message):
     __slots__ = ("hello", "prefill", "ready", "grant", "busy", "first_token", "complete", "received", "closed", "abort", "aborted", "link_rendezvous", "link_signal", "link_down", "kv_offer")
     HELLO_FIELD_NUMBER: _ClassVar[int]

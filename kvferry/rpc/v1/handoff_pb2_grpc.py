@@ -36,8 +36,8 @@ class HandoffStub(object):
         """
         self.Session = channel.stream_stream(
                 '/kvferry.rpc.v1.Handoff/Session',
-                request_serializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.SerializeToString,
-                response_deserializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.FromString,
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.FromString,
                 _registered_method=True)
 
 
@@ -56,8 +56,8 @@ def add_HandoffServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.FromString,
-                    response_serializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.SerializeToString,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -85,8 +85,8 @@ class Handoff(object):
             request_iterator,
             target,
             '/kvferry.rpc.v1.Handoff/Session',
-            kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.SerializeToString,
-            kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffMessage.FromString,
+            kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_handoff__pb2.HandoffBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,7 +13,7 @@ from kv_transfer.protocol.messages import Busy, Hello, LinkRendezvous
 from kv_transfer.protocol.states import SessionState
 from kv_transfer.session import Session
 from kv_transfer.session_links import LinkCensus, LinkSettings
-from kv_transfer.wire import message_from_wire, message_to_wire
+from kv_transfer.wire import batch_from_wire, batch_to_wire
 from kvferry.clock import MonotonicClock
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
@@ -28,7 +28,7 @@ class FakeStream:
     """The peer is a list of messages, then silence or the end."""
 
     def __init__(self, *incoming, is_open=False, reads_nothing=False) -> None:
-        self.incoming = [message_to_wire(message) for message in incoming]
+        self.incoming = [batch_to_wire([message]) for message in incoming]
         self.is_open = is_open
         self.reads_nothing = reads_nothing
         self.written = []
@@ -43,7 +43,7 @@ class FakeStream:
     async def write(self, message) -> None:
         if self.reads_nothing and self.written:
             await asyncio.Event().wait()
-        self.written.append(message_from_wire(message))
+        self.written += batch_from_wire(message)
 
 
 def converse(stream, act=None):
@@ -112,7 +112,7 @@ def test_a_silent_peer_ends_it_in_time(monkeypatch):
 
 def test_a_message_of_no_known_kind_ends_it():
     stream = FakeStream(THEIRS)
-    stream.incoming.append(pb.HandoffMessage())
+    stream.incoming.append(pb.HandoffBatch(messages=[pb.HandoffMessage()]))
     assert "kind None" in converse(stream)[-1].reason
 
 
