@@ -1,0 +1,104 @@
+"""What a configuration must keep to: the range of each setting, and which go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvferry.cores import cores_in
+from kvferry.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvferry.config import ClusterConfig, HostTierConfig, WorkerGroupConfig
+
+_ROLES = ("prefill", "decode", "both")
+_GROUP_AT_LEAST = {"count": 0, "cpus": 0, "gpus": 0, "threads": 1, "tensor_parallel": 1}
+_AT_LEAST: Mapping[str, float] = {
+    "model.context_length": 2,
+    "cache.page_size": 1,
+    "cache.memory_bytes": 1,
+    "cache.rows": 1,
+    "cache.audit_interval_steps": 0,
+    "cache.host.memory_bytes": 0,
+    "cache.host.load_back_tokens_min": 1,
+    "cache.host.files.bytes_max": 1,
+    "scheduler.chunk_tokens": 1,
+    "scheduler.running_max": 1,
+    "scheduler.queue_max": 0,
+    "scheduler.output_reserve": 0,
+    "handoff.staging_buffer_bytes": 1,
+    "handoff.staging_buffers": 1,
+    "handoff.links_max": 1,
+    "handoff.local_prefill_tokens_max": 0,
+    "router.port": 0,
+    "router.requests_max": 1,
+    "restart_backoff_s": 0,
+} | {
+    f"workers.{role}.{setting}": low for role in _ROLES for setting, low in _GROUP_AT_LEAST.items()
+}
+_ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
+_AT_MOST: Mapping[str, float] = {"router.port": 65535, "scheduler.output_reserve": 1}
+_NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
+
+
+def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` naming the first setting that is out of its range or goes with no other.
+
+    `values` are the settings of `config` by their dotted names.
+    """
+    _validate_values(values)
+    if config.cache.host.files.directory and config.cache.host.memory_bytes == 0:
+        raise ConfigError("cache.host.files.directory", "needs cache.host.memory_bytes above 0")
+    if config.cache.host.memory_bytes and not config.cache.radix:
+        raise ConfigError("cache.host.memory_bytes", "needs cache.radix: a tier of an index")
+    groups = config.workers
+    for role in _ROLES:
+        gpus = getattr(groups, role).gpus
+        if gpus > 1 and not gpus.is_integer():
+            # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
+            raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
+        _validate_ranks(f"workers.{role}", getattr(groups, role), config.cache.host)
+        _validate_cores(f"workers.{role}", getattr(groups, role))
+    if groups.decode.count + groups.both.count == 0:
+        raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
+    if groups.prefill.count > 0 and groups.decode.count == 0:
+        raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+
+
+def _validate_ranks(name: str, group: WorkerGroupConfig, host: HostTierConfig) -> None:
+    if group.tensor_parallel == 1:
+        return
+    if group.threads > 1:
+        problem = f"is {group.threads}; must be 1 with {name}.tensor_parallel above 1"
+        raise ConfigError(f"{name}.threads", problem)
+    if host.memory_bytes > 0:
+        # A page of a lower tier is a page of one pool.
+        problem = f"must be 0 with {name}.tensor_parallel above 1"
+        raise ConfigError("cache.host.memory_bytes", problem)
+
+
+def _validate_cores(name: str, group: WorkerGroupConfig) -> None:
+    try:
+        cores = cores_in(group.cores)
+    except ValueError as error:
+        raise ConfigError(f"{name}.cores", str(error)) from error
+    threads = group.threads * group.tensor_parallel
+    if cores and len(cores) < threads:
+        raise ConfigError(f"{name}.cores", f"are {len(cores)} for {threads} threads")
+
+
+def _validate_values(values: Mapping[str, Any]) -> None:
+    """What each setting allows by itself."""
+    for name, low in _AT_LEAST.items():
+        if values[name] < low:
+            raise ConfigError(name, f"is {values[name]}; must be at least {low}")
+    for name in _ABOVE_ZERO:
+        if values[name] <= 0:
+            raise ConfigError(name, f"is {values[name]}; must be above 0")
+    for name, high in _AT_MOST.items():
+        if values[name] > high:
+            raise ConfigError(name, f"is {values[name]}; must be at most {high}")
+    for name in _NOT_EMPTY:
+        if not values[name]:
+            raise ConfigError(name, "must not be empty")
