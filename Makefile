@@ -79,6 +79,7 @@ sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a f
 
 sim-long: $(READY) ## 200,000 seeds, deep interleavings, all seeded bugs; long
 	$(BIN)/python -m tests.simulation --runs 200000
+	$(BIN)/python -m tests.simulation --runs 20000 --returns
 	$(BIN)/python -m tests.simulation --exhaustive 8
 	$(BIN)/python -m tests.simulation --bugs
 

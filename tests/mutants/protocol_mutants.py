@@ -165,4 +165,12 @@ PROTOCOL_MUTANTS = (
         "if False:",
         _SIMULATION,
     ),
+    Mutant(
+        "lost-session-leaves-its-handoffs",
+        "A sink ends what it has with a source whose session is lost.",
+        _SINK_SIDE,
+        "                self._perform(handoff, handoff.core.session_lost(reason, now))\n",
+        "                pass\n",
+        _SIMULATION,
+    ),
 )

@@ -1,4 +1,5 @@
-"""`python -m tests.simulation [--seed N] [--runs K] [--stop] [--exhaustive DEPTH] [--bugs]`.
+"""`python -m tests.simulation [--seed N] [--runs K] [--returns] [--stop]
+[--exhaustive DEPTH] [--bugs]`.
 
 Seeded runs from `--seed` on, every interleaving of a small world up to a depth, or a search for
 each seeded bug. A run that fails prints its moves and the command that replays it. Exit code 1 if
@@ -17,6 +18,7 @@ from kvferry.clock import MonotonicClock
 from tests.mutants.protocol_mutants import PROTOCOL_MUTANTS
 from tests.simulation.bugs import find_all
 from tests.support.sim_explore import Explorer
+from tests.support.sim_returns import ReturningRun
 from tests.support.sim_run import SimRun
 
 if TYPE_CHECKING:
@@ -26,9 +28,9 @@ _SHOWN = 40
 """Last moves of a run that failed."""
 
 
-def failure(seed: int, happened: Counter[str]) -> str:
+def failure(seed: int, happened: Counter[str], kind: type[SimRun] = SimRun) -> str:
     """Run one seed; empty if every property held, else what broke and how to see it again."""
-    run = SimRun(seed)
+    run = kind(seed)
     try:
         run.run()
     except Exception as error:  # noqa: BLE001  # whatever it is, it is this run's failure
@@ -37,12 +39,13 @@ def failure(seed: int, happened: Counter[str]) -> str:
             f"seed {seed}: {type(error).__name__}: {error}\n{where}"
             f"the last of {len(run.trace)} moves: {' | '.join(run.trace[-_SHOWN:])}\n"
             f"replay: python -m tests.simulation --seed {seed} --verbose"
+            f"{' --returns' if kind is ReturningRun else ''}"
         )
     happened += run.happened
     return ""
 
 
-def run_seeds(seeds: Iterable[int], *, stop: bool) -> int:
+def run_seeds(seeds: Iterable[int], kind: type[SimRun], *, stop: bool) -> int:
     """Run them all, or until one fails; returns how many failed."""
     happened: Counter[str] = Counter()
     failed = runs = 0
@@ -50,7 +53,7 @@ def run_seeds(seeds: Iterable[int], *, stop: bool) -> int:
     started = clock.now()
     for seed in seeds:
         runs += 1
-        problem = failure(seed, happened)
+        problem = failure(seed, happened, kind)
         if problem:
             failed += 1
             _say(problem)
@@ -89,9 +92,9 @@ def find_bugs(names: Collection[str]) -> int:
     return 0 if found == len(chosen) else 1
 
 
-def replay(seed: int) -> int:
+def replay(seed: int, kind: type[SimRun]) -> int:
     """One run with everything that was said."""
-    run = SimRun(seed)
+    run = kind(seed)
     run.world.log = []
     try:
         run.run()
@@ -113,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--returns", action="store_true", help="KV goes back as well")
     parser.add_argument("--exhaustive", type=int, metavar="DEPTH", default=0)
     parser.add_argument("--stop", action="store_true", help="at the first run that fails")
     parser.add_argument(
@@ -124,11 +128,11 @@ def main() -> int:
         return min(1, explore(arguments.exhaustive))
     if arguments.bugs is not None:
         return find_bugs(arguments.bugs)
+    kind = ReturningRun if arguments.returns else SimRun
     if arguments.verbose:
-        return replay(arguments.seed)
-    return min(
-        1, run_seeds(range(arguments.seed, arguments.seed + arguments.runs), stop=arguments.stop)
-    )
+        return replay(arguments.seed, kind)
+    seeds = range(arguments.seed, arguments.seed + arguments.runs)
+    return min(1, run_seeds(seeds, kind, stop=arguments.stop))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 | P3 | slots are neither freed nor reused while a gather may read them | gathers, changes |
 | P4 | nothing is readable before the commit | when KV is adopted; changes |
 | P5 | each key ends exactly once on each side | at every end, and at the end of the run |
-| P6 | everything ends within its deadlines, and all KV is given back | after ticks; at the end |
+| P6 | everything ends within its deadlines, and all KV is given back | ticks; losses; the end |
 | P7 | the sink's bytes are the source's | when KV is gathered, adopted and released |
 | P8 | nothing old changes anything | when something old is said again |
 """
@@ -128,6 +128,10 @@ class Properties:
     def read(self, worker: SimWorker, key: HandoffKey) -> None:
         """The sink has decoded from it; it is still the prompt's."""
         p7_the_sink_has_the_prompts_bytes(worker, key)
+
+    def session_lost(self, worker: SimWorker, session: SimSession) -> None:
+        """An engine has dealt with the end of a session."""
+        p6_a_lost_session_ends_its_handoffs(worker, session)
 
     # --- when it is looked at ---
 
@@ -261,6 +265,15 @@ def p6_no_state_outlasts_its_deadline(properties: Properties) -> None:
             continue
         limit = _timeout_s(worker, side, window)
         require(now < since + limit, f"P6: {side} of {key} is {window} since {since}, now {now}")
+
+
+def p6_a_lost_session_ends_its_handoffs(worker: SimWorker, session: SimSession) -> None:
+    """After an engine has heard of the loss: nothing of that session is left to a deadline."""
+    for side in (worker.driver._source, worker.driver._sink):
+        for key, handoff in side._handoffs.items():
+            if handoff.peer.session is session:
+                state = handoff.core.state
+                require(state.value in _TERMINAL, f"P6: {key} is {state.value}, its session lost")
 
 
 def p6_everything_is_given_back(worker: SimWorker) -> None:

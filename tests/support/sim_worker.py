@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from kv_transfer.driver import HandoffDriver
+from kv_transfer.events import SessionLost
 from kv_transfer.session_links import LinkCensus, LinkSettings
 from kvferry.config import CacheConfig, HandoffConfig
 from kvferry.generation import PrefillSource
@@ -126,7 +127,10 @@ class SimWorker:
             if next(self.step, self) is self:
                 self.step = None
             return
-        assert self.driver.handle(self.inbox.popleft())
+        event = self.inbox.popleft()
+        assert self.driver.handle(event)
+        if isinstance(event, SessionLost):
+            self.world.properties.session_lost(self, event.session)
 
     def begin_step(self, step: Iterator[None]) -> None:
         """The engine computes; it handles no event before that has ended."""
