@@ -21,9 +21,10 @@ from cluster.cluster_state import Phase
 from cluster.interrupts import ignore_signals, interrupt_on_signals
 from kvferry.cache_key import Sharing
 from kvferry.clock import MonotonicClock
-from kvferry.config import BUNDLED_MODEL, RouterConfig, load_config, settings
+from kvferry.config import BUNDLED_MODEL, load_config, settings
 from kvferry.convert import sharing_to_wire
 from kvferry.errors import ConfigError, InvalidInput, KvferryError
+from kvferry.router_config import RouterConfig
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.setting_texts import setting_texts
 

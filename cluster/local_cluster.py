@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from cluster.ray_runtime import SupervisorHandle
     from cluster.supervisor import ClusterView
     from kvferry.clock import Clock
-    from kvferry.config import ClusterConfig, RouterConfig
+    from kvferry.config import ClusterConfig
+    from kvferry.router_config import RouterConfig
 
 _log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ import yaml
 
 from kvferry.config_checks import validate_config
 from kvferry.errors import ConfigError
+from kvferry.router_config import RouterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -238,22 +239,6 @@ class HandoffConfig:
     trace_file: str = ""
     """Each worker appends every change of state of its handoffs to this file, with a point and
     its id behind the name. For diagnosis. Empty: no trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterConfig:
-    """The front door."""
-
-    host: str = "127.0.0.1"
-    """Address that the router binds."""
-    port: int = 50051
-    """0 takes a free port."""
-    requests_max: int = 512
-    """Requests in flight; more are refused with RESOURCE_EXHAUSTED."""
-    request_timeout_s: float = 600.0
-    """Longest life of a request whose client sets no deadline."""
-    status_interval_s: float = 0.5
-    """How often the router asks each worker for its load."""
 
 
 @dataclass(frozen=True, slots=True)

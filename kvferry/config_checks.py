@@ -12,33 +12,58 @@ if TYPE_CHECKING:
 
     from kvferry.config import ClusterConfig, HostTierConfig, WorkerGroupConfig
 
+_CLASSES = ("interactive", "standard", "batch")
+_CLASS_AT_LEAST = {"queue_max": 0, "ttft_limit_s": 0}
 _ROLES = ("prefill", "decode", "both")
 _GROUP_AT_LEAST = {"count": 0, "cpus": 0, "gpus": 0, "threads": 1, "tensor_parallel": 1}
-_AT_LEAST: Mapping[str, float] = {
-    "model.context_length": 2,
-    "cache.page_size": 1,
-    "cache.memory_bytes": 1,
-    "cache.rows": 1,
-    "cache.audit_interval_steps": 0,
-    "cache.host.memory_bytes": 0,
-    "cache.host.load_back_tokens_min": 1,
-    "cache.host.files.bytes_max": 1,
-    "scheduler.chunk_tokens": 1,
-    "scheduler.running_max": 1,
-    "scheduler.queue_max": 0,
-    "scheduler.output_reserve": 0,
-    "handoff.staging_buffer_bytes": 1,
-    "handoff.staging_buffers": 1,
-    "handoff.links_max": 1,
-    "handoff.local_prefill_tokens_max": 0,
-    "router.port": 0,
-    "router.requests_max": 1,
-    "restart_backoff_s": 0,
-} | {
-    f"workers.{role}.{setting}": low for role in _ROLES for setting, low in _GROUP_AT_LEAST.items()
+_AT_LEAST: Mapping[str, float] = (
+    {
+        f"workers.{role}.{setting}": low
+        for role in _ROLES
+        for setting, low in _GROUP_AT_LEAST.items()
+    }
+    | {
+        f"router.classes.{name}.{setting}": low
+        for name in _CLASSES
+        for setting, low in _CLASS_AT_LEAST.items()
+    }
+    | {
+        "model.context_length": 2,
+        "cache.page_size": 1,
+        "cache.memory_bytes": 1,
+        "cache.rows": 1,
+        "cache.audit_interval_steps": 0,
+        "cache.host.memory_bytes": 0,
+        "cache.host.load_back_tokens_min": 1,
+        "cache.host.files.bytes_max": 1,
+        "scheduler.chunk_tokens": 1,
+        "scheduler.running_max": 1,
+        "scheduler.queue_max": 0,
+        "scheduler.output_reserve": 0,
+        "handoff.staging_buffer_bytes": 1,
+        "handoff.staging_buffers": 1,
+        "handoff.links_max": 1,
+        "handoff.local_prefill_tokens_max": 0,
+        "router.port": 0,
+        "router.requests_max": 1,
+        "router.http.port": 0,
+        "router.tenants.concurrent_max": 0,
+        "router.tenants.requests_per_minute": 0,
+        "router.tenants.tokens_per_minute": 0,
+        "restart_backoff_s": 0,
+    }
+)
+_ABOVE_ZERO = (
+    "handoff.link_timeout_s",
+    "router.request_timeout_s",
+    "router.status_interval_s",
+    *(f"router.classes.{name}.weight" for name in _CLASSES),
+)
+_AT_MOST: Mapping[str, float] = {
+    "router.port": 65535,
+    "router.http.port": 65535,
+    "scheduler.output_reserve": 1,
 }
-_ABOVE_ZERO = ("handoff.link_timeout_s", "router.request_timeout_s", "router.status_interval_s")
-_AT_MOST: Mapping[str, float] = {"router.port": 65535, "scheduler.output_reserve": 1}
 _NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
 
 

@@ -21,6 +21,7 @@ from kvferry.generation import (
     FinishReason,
     OutputToken,
     PrefillSource,
+    SampleProgress,
     TokenLogprobs,
 )
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
@@ -34,7 +35,7 @@ from kvferry.kv_events import (
 )
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import worker_pb2 as worker
-from kvferry.sampling import SamplingParams
+from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +96,13 @@ def sampling_from_wire(message: inference.SamplingParams, seed: int) -> Sampling
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        constraint=_constraint_from_wire(message),
     )
+
+
+def _constraint_from_wire(message: inference.SamplingParams) -> Constraint | None:
+    name = message.WhichOneof("constraint")
+    return None if name is None else Constraint(ConstraintKind(name), getattr(message, name))
 
 
 def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
@@ -110,6 +117,8 @@ def sampling_to_wire(params: SamplingParams) -> inference.SamplingParams:
         value = getattr(params, name)
         if value is not None:
             setattr(message, name, value)
+    if params.constraint is not None:
+        setattr(message, params.constraint.kind.value, params.constraint.text)
     return message
 
 
@@ -155,6 +164,10 @@ def attempt_request_to_wire(
         incarnation=incarnation,
         prompt=request.prompt.tolist(),
         sampling=sampling_to_wire(request.sampling),
+        resumed=[
+            worker.SampleProgress(token_ids=sample.token_ids, ended=sample.is_done)
+            for sample in request.resumed
+        ],
         **cache_use_fields(request.cache_use),
     )
     if request.source is not None:
@@ -179,6 +192,9 @@ def attempt_request_from_wire(message: worker.AttemptRequest) -> AttemptRequest:
         sampling=sampling_from_wire(message.sampling, seed=0),
         cache_use=cache_use_from_wire(message),
         source=source,
+        resumed=tuple(
+            SampleProgress(tuple(sample.token_ids), sample.ended) for sample in message.resumed
+        ),
     )
 
 

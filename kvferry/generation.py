@@ -29,6 +29,14 @@ class PrefillSource:
     incarnation: Incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class SampleProgress:
+    """What a client already has of one sample."""
+
+    token_ids: tuple[int, ...] = ()
+    is_done: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptRequest:
     """What a worker is asked to generate. Validated at the router."""
@@ -40,6 +48,8 @@ class AttemptRequest:
     cache_use: CacheUse
     source: PrefillSource | None
     """None: the receiving worker computes the prompt itself."""
+    resumed: tuple[SampleProgress, ...] = ()
+    """Where each sample goes on, `sampling.n` of them; empty: from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: odd, so that no two of 2**64 samples have the same seed."""
+
+
+class ConstraintKind(Enum):
+    """In which notation the language of an answer is given. Values are the wire's names."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The language that an answer must be a text of."""
+
+    kind: ConstraintKind
+    text: str
+
 
 _NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
@@ -52,6 +70,8 @@ class SamplingParams:
     """Alternatives reported beside each chosen token; None reports nothing."""
     n: int = 1
     """Samples: independent answers to one prompt, each bounded as a single one would be."""
+    constraint: Constraint | None = None
+    """None: any text."""
 
     def of_sample(self, index: int) -> SamplingParams:
         """The parameters under which a request of its own gives sample `index`, from 0.

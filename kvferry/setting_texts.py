@@ -1,7 +1,7 @@
 """What each setting means, for the help of the command line.
 
-A setting is explained in one place, the text below its field in `kvferry.config`. Python does not
-keep such texts, so they are read from the source.
+A setting is explained in one place, the text below its field in `kvferry.config` or
+`kvferry.router_config`. Python does not keep such texts, so they are read from the source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import typing
 from typing import TYPE_CHECKING, Any
 
-from kvferry import config
+from kvferry import config, router_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 def setting_texts() -> dict[str, str]:
     """Dotted name -> the text below the field, in one line. Every setting has one."""
-    tree = ast.parse(inspect.getsource(config))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    trees = [ast.parse(inspect.getsource(module)) for module in (config, router_config)]
+    lines = (line for tree in trees for line in tree.body)
+    classes = {node.name: node for node in lines if isinstance(node, ast.ClassDef)}
     return dict(_texts(config.ClusterConfig, classes, ""))
 
 

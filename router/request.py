@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvferry.cache_key import Sharing
@@ -30,11 +31,35 @@ class TokenInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function that an assistant asked for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One turn of a conversation."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Of a turn of role `tool`: which call it answers."""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may ask for."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+    """A JSON schema; empty: no parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +67,18 @@ class ChatInput:
     """A conversation, rendered with the model's chat template."""
 
     messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
 
 
 PromptInput: TypeAlias = TextInput | TokenInput | ChatInput
+
+
+class ServiceClass(Enum):
+    """Who waits how impatiently. Each class has its own queue and its own limits."""
+
+    STANDARD = "standard"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +94,10 @@ class ClientRequest:
     cache_salt: str = ""
     sharing: Sharing = Sharing.SHARED
     priority: int = 0
+    """Of its KV, under the eviction policy of that name."""
+    service_class: ServiceClass = ServiceClass.STANDARD
+    tenant: str = ""
+    """On whose account; empty: everybody who names none."""
     timeout_s: float | None = None
     """Time the client is willing to wait; None leaves it to the router's configuration."""
 

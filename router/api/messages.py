@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvferry import convert
-from kvferry.errors import KvferryError
+from kvferry.errors import InvalidInput, KvferryError
 from kvferry.rpc.v1 import inference_pb2
-from router.request import ChatInput, ChatMessage, ClientRequest, TextInput, TokenInput
+from router.request import (
+    ChatInput,
+    ChatMessage,
+    ClientRequest,
+    ServiceClass,
+    TextInput,
+    TokenInput,
+    Tool,
+    ToolCall,
+)
 
 if TYPE_CHECKING:
     from kvferry.audit_report import AuditReport
@@ -15,13 +24,20 @@ if TYPE_CHECKING:
     from router.fleet import WorkerSummary
     from router.request import Finish, PromptInput, ResponseChunk, Usage
 
+_SERVICE_CLASSES = {
+    inference_pb2.SERVICE_CLASS_STANDARD: ServiceClass.STANDARD,
+    inference_pb2.SERVICE_CLASS_INTERACTIVE: ServiceClass.INTERACTIVE,
+    inference_pb2.SERVICE_CLASS_BATCH: ServiceClass.BATCH,
+}
+
 
 def request_from_wire(
     message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None
 ) -> ClientRequest:
     """`seed` is used where the client set none.
 
-    Raises `InvalidInput` for an id beyond int32, and for a kind of sharing that we do not know.
+    Raises `InvalidInput` for an id beyond int32, and for a kind of sharing or a class of service
+    that we do not know.
     """
     return ClientRequest(
         request_id=message.request_id,
@@ -31,6 +47,8 @@ def request_from_wire(
         cache_salt=message.cache_salt,
         sharing=convert.sharing_from_wire(message.sharing),
         priority=message.priority,
+        service_class=_service_class_from_wire(message.service_class),
+        tenant=message.tenant,
         timeout_s=timeout_s,
     )
 
@@ -95,10 +113,27 @@ def _input_from_wire(message: inference_pb2.GenerateRequest) -> PromptInput | No
         case "token_ids":
             return TokenInput(convert.token_ids_from_wire(message.token_ids.ids))
         case "chat":
-            turns = message.chat.messages
-            return ChatInput(tuple(ChatMessage(turn.role, turn.content) for turn in turns))
+            return _chat_from_wire(message.chat)
         case _:
             return None
+
+
+def _chat_from_wire(chat: inference_pb2.Chat) -> ChatInput:
+    tools = (Tool(tool.name, tool.description, tool.parameters) for tool in chat.tools)
+    return ChatInput(tuple(map(_turn_from_wire, chat.messages)), tuple(tools))
+
+
+def _turn_from_wire(turn: inference_pb2.ChatMessage) -> ChatMessage:
+    calls = (ToolCall(call.id, call.name, call.arguments) for call in turn.tool_calls)
+    return ChatMessage(turn.role, turn.content, tuple(calls), turn.tool_call_id, turn.name)
+
+
+def _service_class_from_wire(value: inference_pb2.ServiceClass) -> ServiceClass:
+    known = _SERVICE_CLASSES.get(value)
+    if known is None:
+        names = ", ".join(inference_pb2.ServiceClass.keys())
+        raise InvalidInput("service_class", f"is {int(value)}; must be one of {names}")
+    return known
 
 
 def _finish_to_wire(finish: Finish) -> inference_pb2.Finish:

@@ -22,9 +22,9 @@ from kvferry.config import (
     HandoffConfig,
     KvDType,
     ModelConfig,
-    RouterConfig,
     SchedulerConfig,
 )
+from kvferry.router_config import RouterConfig
 from mem_cache.kv_pool import slots_for_budget
 from mem_cache.layout import KvLayout
 from tests.support.digest_model import DigestRunner

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from kvferry.clock import MonotonicClock
-from kvferry.config import CacheConfig, ClusterConfig, ModelConfig, RouterConfig
+from kvferry.config import CacheConfig, ClusterConfig, ModelConfig
 from kvferry.membership import Membership, WorkerInfo
+from kvferry.router_config import RouterConfig
 from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from router.api.grpc_server import FrontDoor, serve
 from router.router import Router

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttemptRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority")
+    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority", "resumed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class AttemptRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     incarnation: int
@@ -26,7 +27,16 @@ class AttemptRequest(_message.Message):
     source: PrefillSource
     sharing: _inference_pb2.Sharing
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    resumed: _containers.RepeatedCompositeFieldContainer[SampleProgress]
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[SampleProgress, _Mapping]]] = ...) -> None: ...
+
+class SampleProgress(_message.Message):
+    __slots__ = ("token_ids", "ended")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ended: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., ended: bool = ...) -> None: ...
 
 class PrefillSource(_message.Message):
     __slots__ = ("worker_id", "address", "incarnation")

@@ -1,0 +1,80 @@
+"""The settings of the router: where it listens, whom it serves, how it chooses workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The OpenAI HTTP API."""
+
+    port: int = 0
+    """0: the port after that of gRPC."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """Who may call, and how the connection is protected. For gRPC and HTTP alike."""
+
+    tls_certificate: str = ""
+    """A PEM file with the server's chain. Empty: no TLS."""
+    tls_key: str = ""
+    """Its private key."""
+    tls_client_ca: str = ""
+    """Clients must show a certificate signed by this authority. Empty: they need none."""
+    api_keys: str = ""
+    """A file with one `tenant: key` per line. Empty: anybody may call."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClassConfig:
+    """One class of service."""
+
+    queue_max: int = 256
+    """Requests of this class that may wait for a place; more are refused."""
+    ttft_limit_s: float = 0.0
+    """A request whose first token is predicted to come later is refused at once. 0: no limit."""
+    weight: float = 1.0
+    """Share of the places under load, beside the weights of the other classes that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceClassesConfig:
+    """The classes that a request can be of."""
+
+    interactive: ServiceClassConfig = ServiceClassConfig(weight=4.0)
+    standard: ServiceClassConfig = ServiceClassConfig(weight=2.0)
+    batch: ServiceClassConfig = ServiceClassConfig(weight=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """What each tenant may use."""
+
+    concurrent_max: int = 0
+    """Requests in flight. 0: no limit."""
+    requests_per_minute: float = 0.0
+    """0: no limit."""
+    tokens_per_minute: float = 0.0
+    """Prompt tokens and answer tokens. 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """The front door."""
+
+    host: str = "127.0.0.1"
+    """Address that the router binds."""
+    port: int = 50051
+    """0 takes a free port."""
+    http: HttpConfig = field(default_factory=HttpConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    requests_max: int = 512
+    """Requests in flight; more are refused with RESOURCE_EXHAUSTED."""
+    request_timeout_s: float = 600.0
+    """Longest life of a request whose client sets no deadline."""
+    status_interval_s: float = 0.5
+    """How often the router asks each worker for its load."""
+    classes: ServiceClassesConfig = field(default_factory=ServiceClassesConfig)
+    tenants: TenantConfig = field(default_factory=TenantConfig)
