@@ -321,10 +321,10 @@ def is_stale(end: SimSession, message: SessionMessage) -> bool:
     driver = end.worker.driver
     match message:
         case LinkRendezvous() | LinkSignal() | LinkDown():
-            current = end.links._generation
-            peer = driver._source._peers.get(end)
-            known = current if peer is None else max(current, peer.generation)
-            return 0 < message.link_generation < min(current, known)
+            # Old is what both the loop and the engine have left behind: news of the next
+            # generation may still wait in the engine's inbox.
+            known = min(end.links._generation, _engines_generation(end))
+            return 0 < message.link_generation < known
         case Prefill():
             handoffs = driver._source._handoffs
             ours = message.key.source_incarnation == end.worker.incarnation
@@ -342,3 +342,13 @@ def is_stale(end: SimSession, message: SessionMessage) -> bool:
             side = driver._sink
     live = side._handoffs.get(message.key)
     return live is None or live.peer.session is not end
+
+
+def _engines_generation(end: SimSession) -> int:
+    """The link generation that the engine has in mind; 0 before the first."""
+    driver = end.worker.driver
+    if end.is_source:
+        sink = driver._source._peers.get(end)
+        return 0 if sink is None else sink.generation
+    source = driver._sink._peers.get(end)
+    return 0 if source is None or source.link is None else source.link.generation
