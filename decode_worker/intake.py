@@ -3,6 +3,11 @@
 An attempt with a source waits until its KV is expected to fit here; only then is its source asked
 to compute it. A source whose offer is refused for too long (others outran their promises) is let
 go, and the prompt computed here: slower, but the attempt does not fail for lack of room.
+
+An attempt may go on where another one broke off (`AttemptRequest.resumed`). Each of its samples is
+a request of its own with known tokens. A source computes what the first of them knows, as if it
+were a prompt; the others follow when that KV is here, find the prompt in the cache and compute the
+rest. Where nothing is cached, each computes all it knows.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from kvferry.generation import (
     FinishReason,
     OutputToken,
 )
+from kvferry.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from decode_worker.attempt_stream import AttemptStream, Outbox
@@ -31,6 +37,9 @@ if TYPE_CHECKING:
     from kvferry.ids import AttemptId, Incarnation
     from mem_cache.request_kv import RequestKV
 
+
+_ANY_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
+"""For a source whose choice is of no interest: the next token is known."""
 
 OFFER_PATIENCE_S = 0.5 * OFFER_WINDOW_S
 """An offer refused for so long is declined, well before its source gives up by itself."""
@@ -68,9 +77,16 @@ class _Attempt:
     """
 
     request: Request
-    """Of sample 0; those of the others are its siblings."""
+    """Of sample 0, those of the others are its siblings; of a resumed attempt that of the first
+    sample that goes on."""
     stream: AttemptStream
     source: PrefillSource | None
+    is_single: bool
+    """Whether the client wants one sample only."""
+    waiting: list[Request] = field(default_factory=list)
+    """Of a resumed attempt: other samples, until what they share with `request` is here."""
+    others: list[Request] = field(default_factory=list)
+    """Those that have followed it."""
     key: HandoffKey | None = None
     computed_by: PrefillSource | None = None
     """Who computed the prompt, once its handoff has begun."""
@@ -81,6 +97,16 @@ class _Attempt:
     unwanted: set[int] = field(default_factory=set)
     """Samples that were ended before they had parted from their prompt."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
+
+    @property
+    def has_parted(self) -> bool:
+        """Whether each sample can be ended by itself."""
+        return self.key is None and self.request.firsts_due == 1 and not self.waiting
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What the engine knows of it."""
+        return (*self.request.samples, *self.others)
 
 
 class Intake:
@@ -150,10 +176,10 @@ class Intake:
     # --- SinkHost ------------------------------------------------------------------------------
 
     def reserve(self, key: HandoffKey, prompt_tokens: int) -> RequestKV | None:
-        """Row and slots for a prompt that is ready to be sent; None while there is no space."""
+        """Row and slots for KV that is ready to be sent; None while there is no space."""
         entry = self._by_key[key]
         request = entry.request
-        assert prompt_tokens == request.prompt_len, f"{key}: {prompt_tokens} tokens offered"
+        assert prompt_tokens == request.inbound_len, f"{key}: {prompt_tokens} tokens offered"
         if request.kv is None and not self._engine.reserve_inbound(request):
             if entry.refused_at is None:
                 entry.refused_at = self._engine.clock.now()
@@ -162,14 +188,16 @@ class Intake:
         return request.kv
 
     def first_tokens(self, key: HandoffKey, tokens: tuple[OutputToken, ...]) -> None:
-        """Stream the source's tokens at once; the rest of the KV may still be on its way.
+        """Stream the source's tokens at once; the rest of the KV may still be on its way. Of an
+        answer that goes on, the source's token is one that the client has.
 
         Raises `InvalidInput` for what is no token of the model, and unless each sample has one.
         """
         entry = self._by_key[key]
         self._engine.check_firsts(entry.request, tokens)
         entry.firsts = tokens
-        self.tokens(entry.request, tokens)
+        if not entry.request.output.size:
+            self.tokens(entry.request, tokens)
 
     def adopted(self, key: HandoffKey, usage: AttemptUsage) -> None:
         """All KV is here and ours: decode."""
@@ -177,6 +205,7 @@ class Intake:
         assert entry.firsts, f"{key}: adopted without a first token"
         entry.key = None
         self._tell_usage(entry, usage)
+        self._let_follow(entry)
         self._engine.adopt(entry.request, entry.firsts)
         for sample in entry.unwanted:
             self._end_sample(entry.request.id, sample)
@@ -215,9 +244,10 @@ class Intake:
         entry = self._attempts[request.id]
         finish = AttemptFinish(reason, entry.usage)
         end = AttemptOutput((), finish, sample=request.sample)
-        if all(sample.stage is Stage.ENDED for sample in entry.request.samples):
+        if all(sample.stage is Stage.ENDED for sample in entry.requests):
             self._close(entry, end)
-            if self._returns is not None and entry.computed_by is not None:
+            # Of several samples nobody knows which one the conversation goes on with.
+            if self._returns and entry.computed_by and entry.is_single:
                 self._returns.offer(entry.request, entry.computed_by)
         else:
             self._outbox.put(entry.stream, end)
@@ -231,12 +261,52 @@ class Intake:
         try:
             # Before anything is made of it: sizes follow from these numbers.
             self._engine.check_input(attempt.prompt, attempt.sampling)
+            self._engine.check_resumed(attempt.sampling, attempt.resumed)
             if len(self._attempts) >= self._engine.attempts_max:
                 raise Overloaded(f"{len(self._attempts)} requests are in this worker", 1.0)
         except KvferryError as error:
             self._outbox.put(stream, error)
             return
-        request = Request(
+        requests = self._requests_of(attempt, stream)
+        if not requests:
+            return
+        is_single = attempt.sampling.n == 1
+        entry = _Attempt(requests[0], stream, attempt.source, is_single, requests[1:])
+        self._attempts[attempt.id] = entry
+        try:
+            if attempt.source is None:
+                self._engine.submit(entry.request)
+                self._let_follow(entry)
+            else:
+                self._engine.submit_inbound(entry.request)
+        except KvferryError as error:
+            self._close(entry, error)
+
+    def _requests_of(self, attempt: AttemptRequest, stream: AttemptStream) -> list[Request]:
+        """One for all samples, or, if they go on, one for each that is not at its end.
+
+        One whose last token was told but not its end gets this here.
+        """
+        if not attempt.resumed:
+            return [self._new_request(attempt)]
+        requests: list[Request] = []
+        for sample, progress in enumerate(attempt.resumed):
+            if progress.is_done:
+                continue
+            request = self._new_request(attempt)
+            request.resume(sample, progress.token_ids)
+            reason = request.finish_reason()
+            if reason is not None:
+                end = AttemptOutput((), AttemptFinish(reason, AttemptUsage()), sample=sample)
+                self._outbox.put(stream, end)
+                continue
+            # What was found of the first one's tokens is told of the whole attempt.
+            request.announced = bool(requests)
+            requests.append(request)
+        return requests
+
+    def _new_request(self, attempt: AttemptRequest) -> Request:
+        return Request(
             id=attempt.id,
             prompt=attempt.prompt,
             sampling=attempt.sampling,
@@ -244,15 +314,12 @@ class Intake:
             eos_token_ids=self._engine.eos_token_ids,
             listener=self,
         )
-        entry = _Attempt(request, stream, attempt.source)
-        self._attempts[attempt.id] = entry
-        try:
-            if attempt.source is None:
-                self._engine.submit(request)
-            else:
-                self._engine.submit_inbound(request)
-        except KvferryError as error:
-            self._close(entry, error)
+
+    def _let_follow(self, entry: _Attempt) -> None:
+        """Queue the other samples of a resumed attempt, in their order of arrival."""
+        entry.others, entry.waiting = entry.waiting, []
+        for request in entry.others:
+            self._engine.submit_sample(request)
 
     def _fetch(self, entry: _Attempt) -> None:
         """Begin the handoff of an attempt for whose KV room is kept."""
@@ -266,8 +333,10 @@ class Intake:
         )
         entry.source, entry.computed_by, entry.key = None, source, key
         self._by_key[key] = entry
+        known = request.known[: request.inbound_len]
+        sampling = _ANY_TOKEN if request.output.size else request.sampling
         try:
-            self._driver.fetch(key, source, request.prompt, request.sampling, request.cache_use)
+            self._driver.fetch(key, source, known, sampling, request.cache_use)
         except KvferryError as error:
             self.failed(key, error)
 
@@ -278,6 +347,7 @@ class Intake:
         del self._by_key[entry.key]
         entry.key = entry.computed_by = entry.refused_at = None
         self._engine.compute_here(entry.request)
+        self._let_follow(entry)
 
     def _cancel(self, attempt_id: AttemptId, stream: AttemptStream) -> None:
         entry = self._attempts.get(attempt_id)
@@ -295,11 +365,11 @@ class Intake:
         entry = self._attempts.get(attempt_id)
         if entry is None:
             return
-        if entry.request.firsts_due > 1:
+        if not entry.has_parted:
             entry.unwanted.add(sample)
-        elif sample < len(entry.request.samples):
-            request = entry.request.samples[sample]
-            if request.stage is not Stage.ENDED:
+            return
+        for request in entry.requests:
+            if request.sample == sample and request.stage is not Stage.ENDED:
                 self._engine.end(request)
                 self.finished(request, FinishReason.STOP)
 
@@ -309,9 +379,9 @@ class Intake:
         self._outbox.put(entry.stream, AttemptOutput((), usage=usage))
 
     def _end_requests(self, entry: _Attempt) -> None:
-        for sample in entry.request.samples:
-            if sample.stage is not Stage.ENDED:
-                self._engine.end(sample)
+        for request in entry.requests:
+            if request.stage is not Stage.ENDED:
+                self._engine.end(request)
 
     def _close(self, entry: _Attempt, end: AttemptOutput | KvferryError) -> None:
         """The one end of an attempt."""

@@ -45,6 +45,10 @@ be none for some: such a sample waits in its order of arrival with its first tok
 like any other request, its prompt found in the cache. A sample is let in (`try_fork`) by the same
 tests as everybody else, so the proof needs no case of its own; the samples of one request have
 consecutive arrivals, so a horizon never parts them before they part.
+
+**An answer that another worker began.** Each of its samples arrives as a request of its own with
+known tokens beyond its prompt, and asks by the test of a new one: for these and its share. What it
+can come to need is bounded as ever by prompt and `max_tokens`, whoever chose the tokens so far.
 """
 
 from __future__ import annotations
@@ -220,13 +224,13 @@ class Admission:
         return taken + wanted <= self._free_rows(admitted)
 
     def _open(self, request: Request) -> bool:
-        use = request.cache_use
+        use, inbound = request.cache_use, request.stage is Stage.EXPECTED
         try:
             request.kv = self._kv_cache.open(
                 request.id,
-                request.known,
+                request.known[: request.inbound_len] if inbound else request.known,
                 use.extra_key,
-                inbound=request.stage is Stage.EXPECTED,
+                inbound=inbound,
                 sharing=use.sharing,
                 priority=use.priority,
             )

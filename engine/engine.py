@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.model_runner import ModelRunner
     from kvferry.clock import Clock
     from kvferry.config import SchedulerConfig
-    from kvferry.generation import OutputToken
+    from kvferry.generation import OutputToken, SampleProgress
     from kvferry.ids import ExtraKey, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
@@ -66,6 +66,23 @@ class Engine:
         if sampling.max_tokens > context_length:
             raise InvalidInput("max_tokens", f"is more than the context of {context_length}")
 
+    def check_resumed(self, sampling: SamplingParams, resumed: Sequence[SampleProgress]) -> None:
+        """Raise `InvalidInput` for progress that no attempt with this `sampling` can have made."""
+        if not resumed:
+            return
+        if len(resumed) != sampling.n:
+            raise InvalidInput("resumed", f"has {len(resumed)} entries, for {sampling.n} samples")
+        if all(progress.is_done for progress in resumed):
+            raise InvalidInput("resumed", "leaves no sample to go on with")
+        for index, progress in enumerate(resumed):
+            ids = progress.token_ids
+            if len(ids) > sampling.max_tokens:
+                raise InvalidInput(
+                    f"resumed[{index}]", f"has more than {sampling.max_tokens} tokens"
+                )
+            if ids and not 0 <= min(ids) <= max(ids) < self._runner.spec.vocab_size:
+                raise InvalidInput(f"resumed[{index}]", "has ids that are no tokens of this model")
+
     def check_firsts(self, request: Request, firsts: Sequence[OutputToken]) -> None:
         """Raise `InvalidInput` unless a peer chose a token of the model for each sample."""
         if len(firsts) != request.firsts_due:
@@ -78,6 +95,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request whose prompt is computed here. Raises `Overloaded`, `InvalidInput`."""
         self.scheduler.enqueue(request)
+
+    def submit_sample(self, request: Request) -> None:
+        """Queue a further sample of an accepted attempt, whose prompt is computed here too."""
+        self.scheduler.enqueue_sample(request)
 
     def submit_inbound(self, request: Request) -> None:
         """Queue a request whose KV another worker will send. Raises `InvalidInput`."""
@@ -92,14 +113,14 @@ class Engine:
         self.scheduler.compute_here(request)
 
     def reserve_inbound(self, request: Request) -> bool:
-        """Row and slots for the prompt of an expected request.
+        """Row and slots for what is to be sent of an expected request, its `inbound_len` tokens.
 
         False: no space now; nothing has changed.
         """
         if not self.scheduler.admit_inbound(request):
             return False
         assert request.kv is not None, "admitted above"
-        self.kv_cache.extend(request.kv, request.prompt_len)
+        self.kv_cache.extend(request.kv, request.inbound_len)
         return True
 
     def cached_len(self, tokens: TokenIds, extra_key: ExtraKey) -> int:
@@ -129,13 +150,17 @@ class Engine:
         self._release(request, publish=True)
 
     def adopt(self, request: Request, firsts: Sequence[OutputToken]) -> None:
-        """The KV of the whole prompt has arrived and is ours: publish it and decode on.
+        """The KV of all `inbound_len` tokens has arrived and is ours: publish it and decode on.
 
-        `firsts` are the tokens the source chose, one per sample; the listener has been told.
+        `firsts` are the tokens the source chose, one per sample; the listener has been told. Not of
+        an answer that goes on: what comes next is known, whatever the source chose.
         """
         assert request.kv is not None, f"{request.id} holds no KV"
-        self.kv_cache.checkpoint(request.kv, request.prompt)
-        self._finish_done(self._go_on(request, firsts))
+        self.kv_cache.checkpoint(request.kv, request.known[: request.inbound_len])
+        if request.num_tokens > request.prompt_len:
+            self.scheduler.start_decoding(request)
+        else:
+            self._finish_done(self._go_on(request, firsts))
 
     def end(self, request: Request) -> None:
         """End a request in any stage, on its role's decision. The listener is not told.

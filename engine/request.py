@@ -1,7 +1,8 @@
 """One sequence inside the engine: its tokens, its KV and where it stands.
 
 A request for several samples is one sequence until its prompt is computed. Then it goes on as
-sample 0, and `fork` makes a sequence of every other sample.
+sample 0, and `fork` makes a sequence of every other sample. Of an answer that another worker began,
+each sample is a sequence of its own from the beginning (`resume`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Stage(Enum):
     """Where a request stands. Each stage but ENDED is in exactly one list of the scheduler."""
 
     WAITING = "waiting"
-    """Accepted; holds no KV. New, or with what it has generated: retracted, or a sample without
-    room."""
+    """Accepted; holds no KV. New, or with what it has generated: retracted, a sample without room,
+    or one that another worker began."""
     EXPECTED = "expected"
     """Its KV is being computed elsewhere; holds nothing here, but room is kept for it."""
     INBOUND = "inbound"
@@ -200,6 +201,12 @@ class Request:
         return self.tokens[: self.num_tokens]
 
     @property
+    def inbound_len(self) -> int:
+        """Known tokens whose KV another worker would send: the prompt, and of an answer that goes
+        on here all but its last token, with which the next step begins."""
+        return max(self.prompt_len, self.num_tokens - 1)
+
+    @property
     def samples(self) -> tuple[Request, ...]:
         """This request and those that were forked from it; index i is sample i of sample 0."""
         return (self, *self.siblings)
@@ -248,6 +255,15 @@ class Request:
         if self.num_tokens - self.prompt_len < self.sampling.min_tokens:
             return tuple(self.stop_ids)
         return ()
+
+    def resume(self, sample: int, told: Sequence[int]) -> None:
+        """Before it is submitted: stand for this one sample alone, and go on after `told`, what
+        its client has of it, as if it had been chosen here."""
+        assert self.stage is Stage.WAITING, f"{self.id} is {self.stage}"
+        assert len(told) <= self.sampling.max_tokens, f"{self.id}: {len(told)} tokens told"
+        self.sample, self.sampling = sample, self.sampling.of_sample(sample)
+        self.num_tokens += len(told)
+        self.tokens[self.prompt_len : self.num_tokens] = told
 
     def append(self, token_id: int) -> None:
         """Take the next token of the answer."""

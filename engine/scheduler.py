@@ -109,6 +109,11 @@ class Scheduler:
             raise Overloaded(f"worker queue of {self._config.queue_max} requests is full", 1.0)
         self._queue(request)
 
+    def enqueue_sample(self, request: Request) -> None:
+        """Queue a sample of an attempt that was accepted, in its order of arrival."""
+        self._queue(request)
+        self._changes += 1
+
     def defer(self, request: Request) -> None:
         """Accept a request whose KV is to come from another worker, see `next_expected`.
 

@@ -51,6 +51,13 @@ class AttemptRequest:
     resumed: tuple[SampleProgress, ...] = ()
     """Where each sample goes on, `sampling.n` of them; empty: from the beginning."""
 
+    @property
+    def samples_left(self) -> int:
+        """Samples that this attempt is to bring to their ends."""
+        if not self.resumed:
+            return self.sampling.n
+        return sum(not sample.is_done for sample in self.resumed)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
