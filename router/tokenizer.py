@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tokenizers
 from kvferry.errors import ConfigError, InvalidInput
 from kvferry.model_files import read_json
 from router.chat_template import ChatTemplate
-from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer
+from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer, token_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
     from kvferry.ids import TokenIds
     from router.detokenizer import Detokenizer
-    from router.request import ChatMessage
+    from router.request import ChatMessage, Tool
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+"""SentencePiece's name of a byte that is part of no known piece."""
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -29,7 +33,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self.chat_template = chat_template
         self._is_byte_level = _has_byte_level_decoder(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
@@ -37,26 +41,37 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be rendered."""
-        return self._chat_template is not None
+        return self.chat_template is not None
 
     def encode(self, text: str) -> TokenIds:
         """Ids of a text prompt, with the special tokens that the tokenizer itself adds."""
         return self._ids(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> TokenIds:
+    def encode_chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+    ) -> TokenIds:
         """Ids of a rendered conversation.
 
         The template writes all special tokens, so the tokenizer adds none. Raises
         `InvalidInput` naming `chat` when the model has no template or this one refuses.
         """
-        if self._chat_template is None:
+        if self.chat_template is None:
             raise InvalidInput("chat", "this model has no chat template; send text or token_ids")
-        return self._ids(self._chat_template.render(messages), add_special_tokens=False)
+        return self._ids(self.chat_template.render(messages, tools), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a whole sequence, without special tokens."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, alone; a special token stands for its name."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None or self._is_byte_level or token_id in self._special_ids:
+            return b"" if token is None else token_bytes(token)
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(token[3:-1], 16)])
+        return token.replace("\u2581", " ").encode()
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one stream of tokens."""

@@ -65,8 +65,8 @@ def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer) -> TokenIds:
             return tokenizer.encode(text)
         case TokenInput(token_ids):
             return token_ids
-        case ChatInput(messages):
-            return tokenizer.encode_chat(messages)
+        case ChatInput(messages, tools):
+            return tokenizer.encode_chat(messages, tools)
 
 
 def cache_use_of(request: ClientRequest, weights: str) -> CacheUse:
