@@ -29,6 +29,8 @@ REQUEST_ID_CHARACTERS_MAX = 128
 
 CACHE_SALT_CHARACTERS_MAX = 256
 
+TENANT_CHARACTERS_MAX = 128
+
 CACHE_PRIORITY_MAX = 100
 """Of a request's KV, and its negative the least: more levels than anybody can tell apart."""
 
@@ -85,7 +87,15 @@ WRITER_CHECK_INTERVAL_S = 1.0
 """How often a call that waits for the engine's next token asks whether there still is one."""
 
 ATTEMPTS_MAX = 3
-"""Tries of one request before its client sees the error."""
+"""Tries of one request in a row that bring no token, before its client sees the error."""
+
+ATTEMPT_FAILURES_MAX = 16
+"""Failed tries of one request in all, however far each of them came. An answer of ten minutes
+outlives a worker a minute; a request that brings workers down does not do so for ever."""
+
+RESUME_PATIENCE_S = 30.0
+"""How long an answer that broke off waits for a worker with room for it: a process that takes the
+place of another one has its model after some seconds, on a busy machine some tens of them."""
 
 # --- supervision, in seconds ----------------------------------------------------------------
 
@@ -116,13 +126,37 @@ OBJECT_STORE_BYTES = 80 * 2**20
 
 # --- the router -----------------------------------------------------------------------------
 
+INDEXED_BLOCKS_MAX = 2**22
+"""Different blocks the router remembers of one pool: 67 M tokens at blocks of 16, the KV of 64
+workers with 10^6 tokens each. Each takes 24 to 64 bytes, at most 128 MiB together, and half of
+that more for each further 64 workers. What is beyond is stored but not found."""
+
 INDEXED_BLOCKS_PER_WORKER_MAX = 2**20
-"""Blocks the router remembers of one worker, at about 100 bytes each: 16.8 M tokens at blocks
-of 16, more than the KV of a worker with 1 TB. What is beyond is stored but not found."""
+"""Of one worker, so that the largest one leaves room for others: 16.8 M tokens at blocks of 16,
+more than the KV of a worker with 1 TB."""
+
+INDEXED_BLOCKS_APPLIED_AT_ONCE = 4096
+"""Blocks of a snapshot that the router takes before it looks at something else: some 2 ms."""
 
 WORKER_STATUS_FAILURES_MAX = 3
 """Unanswered status calls in a row after which a worker's streams are given up. One is enough
 to send it no new requests; on a busy machine a call may be late without anything being wrong."""
 
+TENANTS_REMEMBERED_MAX = 4096
+"""Idle ones are forgotten beyond this many, about 1 kB each. Those with requests never are: there
+are no more of them than requests."""
+
+RETRY_AFTER_MIN_S = 0.1
+RETRY_AFTER_MAX_S = 60.0
+"""Bounds of the hint to refused clients: none asks again at once, none gives up for good."""
+
 KV_EVENTS_RETRY_S = 0.5
 """Pause before a broken stream of KV events is opened again."""
+
+KV_EVENTS_MARK_INTERVAL_S = 1.0
+"""How often a worker tells the number of its last batch of KV events: so long may a router believe
+what is not so because the last batch was lost."""
+
+KV_EVENTS_SILENCE_MAX_S = 15.0
+"""A stream of KV events without even a mark for so long is opened again: fifteen marks, and longer
+than all but the worst steps of an engine on a busy machine."""

@@ -1,28 +1,30 @@
-"""The attempts of one request: choose workers, call the decode worker, try again.
+"""The attempts of one request: choose workers, call the decode worker, go on elsewhere.
 
 One leg: the router calls the decode worker alone, which fetches the prompt's KV from the prefill
-worker named in the call. An attempt that fails before its first token is tried again, elsewhere
-if there is an elsewhere. After the first token the client's stream ends with the error.
+worker named in the call. An attempt that fails is followed by another one, elsewhere if there is an
+elsewhere. What the client has by then goes along (`AttemptRequest.resumed`), and the answer goes on
+after it as if nothing had happened. There is never more than one attempt at a time.
+
+Followed are failures of a worker: it is gone, cut off, full, or could not get the prompt's KV.
+Input that a worker refuses, a fault of ours, the client's own deadline and what ended the request
+from outside are its end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvferry.cache_key import Sharing
-from kvferry.errors import (
-    DeadlineExceeded,
-    KvferryError,
-    Overloaded,
-    RequestCancelled,
-    WorkerUnavailable,
-)
+from kvferry.errors import KvferryError, RequestCancelled, WorkerUnavailable
 from kvferry.generation import AttemptRequest, PrefillSource
 from kvferry.ids import Attempt, AttemptId, new_request_id
 from kvferry.kv_events import prompt_block_hashes
-from kvferry.limits import ATTEMPTS_MAX
+from kvferry.limits import RESUME_PATIENCE_S
+from router.answer_progress import AnswerProgress
 from router.policy import Demand, choose_route
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from kvferry.clock import Clock
-    from kvferry.generation import AttemptOutput
-    from kvferry.ids import WorkerId
+    from kvferry.generation import AttemptOutput, SampleProgress
+    from kvferry.ids import TokenIds
     from kvferry.kv_events import BlockHash
     from router.fleet import Fleet
     from router.policy import CostModel, Route
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from router.request_control import RequestControl
 
 _log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.2
+"""Between two looks for a worker, of an answer that waits for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +53,6 @@ class RoutedOutput:
     output: AttemptOutput
     route: Route
     attempt: Attempt
-
-
-@dataclass(slots=True, eq=False)
-class _Progress:
-    """What the next attempt has to know of those before."""
-
-    tokens_sent: int = 0
-    """Tokens the client has; an attempt that goes on after them must begin there."""
-    avoid: frozenset[WorkerId] = frozenset()
-    full: frozenset[WorkerId] = frozenset()
-    """Decode workers that refused because they are overloaded; not asked twice."""
-    failure: KvferryError | None = None
-    """Why the attempt before failed."""
 
 
 class AttemptRunner:
@@ -92,37 +84,54 @@ class AttemptRunner:
         """
         # Clients choose and reuse their ids; what workers and handoffs are told apart by is ours.
         work_id = new_request_id()
-        hashes = self._hashes_of(request)
-        demand = Demand(int(request.prompt.size), request.sampling.max_tokens)
-        progress = _Progress()
-        for number in range(1, ATTEMPTS_MAX + 1):
-            control.raise_if_ended()
-            route = self._route(hashes, demand, progress)
+        progress = AnswerProgress(request, control)
+        for number in itertools.count(1):
+            route = await self._next_route(request, control, progress)
             attempt = AttemptId(work_id, Attempt(number))
-            outputs = self._run_attempt(request, attempt, route, control)
+            outputs = self._run_attempt(request, attempt, route, control, progress)
             try:
                 async for output in outputs:
-                    progress.tokens_sent += len(output.tokens)
+                    progress.took(output)
                     yield RoutedOutput(output, route, attempt.attempt)
                 return
             except KvferryError as error:
                 control.raise_if_ended()
                 _log_failure(error, request, attempt, route, progress)
-                _note_failure(error, attempt, route, progress)
+                progress.failed(error, route, self._clock.now())
             finally:
                 await outputs.aclose()
             await self._fleet.recheck(route.workers)
-        raise AssertionError("the last attempt returns or raises")
 
-    def _hashes_of(self, request: ValidRequest) -> list[BlockHash]:
+    async def _next_route(
+        self, request: ValidRequest, control: RequestControl, progress: AnswerProgress
+    ) -> Route:
+        """Where the next attempt goes. Raises what the client is told if there is no such place.
+
+        An answer that has begun waits for one: its client cannot ask anybody else for the rest.
+        """
+        known = progress.known
+        hashes = self._hashes_of(request, known)
+        demand = Demand(int(known.size), progress.answer_tokens_left)
+        while True:
+            control.raise_if_ended()
+            try:
+                return self._route(hashes, demand, progress)
+            except KvferryError:
+                since = progress.stalled_since
+                patience_s = RESUME_PATIENCE_S if progress.tokens_sent else 0.0
+                if since is None or self._clock.now() >= since + patience_s:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+            progress.full = frozenset()
+
+    def _hashes_of(self, request: ValidRequest, known: TokenIds) -> list[BlockHash]:
         """By which a worker is preferred that holds them; none where nothing held is used."""
         use = request.cache_use
         if use.sharing is not Sharing.SHARED:
             return []
-        return prompt_block_hashes(request.prompt, self._block_tokens, use.extra_key)
+        return prompt_block_hashes(known, self._block_tokens, use.extra_key)
 
-    def _route(self, hashes: list[BlockHash], demand: Demand, progress: _Progress) -> Route:
-        """Where the next attempt goes. Raises what the client is told if there is no such place."""
+    def _route(self, hashes: list[BlockHash], demand: Demand, progress: AnswerProgress) -> Route:
         view = self._fleet.view(hashes)
         try:
             route = choose_route(view, demand, self._cost_model, progress.avoid, self._rng)
@@ -135,15 +144,21 @@ class AttemptRunner:
         return route
 
     async def _run_attempt(
-        self, request: ValidRequest, attempt: AttemptId, route: Route, control: RequestControl
+        self,
+        request: ValidRequest,
+        attempt: AttemptId,
+        route: Route,
+        control: RequestControl,
+        progress: AnswerProgress,
     ) -> AsyncGenerator[AttemptOutput, None]:
         """Outputs of one attempt, which is counted at its workers while this runs."""
-        ticket = self._fleet.dispatch(route, int(request.prompt.size), request.sampling.n)
+        work = _attempt_request(request, attempt, route, progress.resumed)
+        samples_left = work.samples_left
+        ticket = self._fleet.dispatch(route, progress.kv_tokens, samples_left)
         client = self._fleet.client(route.decode.worker_id)
         remaining_s = max(0.0, control.deadline - self._clock.now())
-        stream = client.generate(_attempt_request(request, attempt, route), remaining_s)
+        stream = client.generate(work, remaining_s)
         control.attach(stream)
-        samples_left = request.sampling.n
         try:
             while (output := await stream.read()) is not None:
                 if output.tokens:
@@ -158,29 +173,12 @@ class AttemptRunner:
             self._fleet.end(ticket)
 
 
-def _note_failure(
-    error: KvferryError, attempt: AttemptId, route: Route, progress: _Progress
-) -> None:
-    """Return if the request may be tried again, raise what the client is told otherwise."""
-    if not error.status.retryable or isinstance(error, DeadlineExceeded):
-        raise error
-    if progress.tokens_sent:
-        broken = f"the stream broke after {progress.tokens_sent} tokens: {error}"
-        raise WorkerUnavailable(broken) from error
-    if attempt.attempt == ATTEMPTS_MAX:
-        raise error
-    progress.failure = error
-    progress.avoid |= route.workers
-    if isinstance(error, Overloaded):
-        progress.full |= {route.decode.worker_id}
-
-
 def _log_failure(
     error: KvferryError,
     request: ValidRequest,
     attempt: AttemptId,
     route: Route,
-    progress: _Progress,
+    progress: AnswerProgress,
 ) -> None:
     _log.warning(
         "attempt failed",
@@ -195,7 +193,12 @@ def _log_failure(
     )
 
 
-def _attempt_request(request: ValidRequest, attempt: AttemptId, route: Route) -> AttemptRequest:
+def _attempt_request(
+    request: ValidRequest,
+    attempt: AttemptId,
+    route: Route,
+    resumed: tuple[SampleProgress, ...],
+) -> AttemptRequest:
     source = None
     if route.prefill is not None:
         source = PrefillSource(
@@ -209,4 +212,5 @@ def _attempt_request(request: ValidRequest, attempt: AttemptId, route: Route) ->
         sampling=request.sampling,
         cache_use=request.cache_use,
         source=source,
+        resumed=resumed,
     )

@@ -19,6 +19,8 @@ class RequestControl:
     def __init__(self, deadline: float) -> None:
         """`deadline` is of the router's clock, in seconds."""
         self.deadline = deadline
+        self.ended_samples: set[int] = set()
+        """Samples whose text has met a stop string."""
         self._error: KvferryError | None = None
         self._stream: AttemptStream | None = None
 
@@ -37,6 +39,7 @@ class RequestControl:
     def end_sample(self, sample: int) -> None:
         """One sample needs no more tokens; the request goes on with the others."""
         assert self._stream is not None, "a sample ends in some attempt"
+        self.ended_samples.add(sample)
         self._stream.end_sample(sample)
 
     def attach(self, stream: AttemptStream) -> None:

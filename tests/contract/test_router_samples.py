@@ -134,21 +134,6 @@ def test_a_failure_before_the_first_token_restarts_all_samples(directory: Path) 
     run(directory, test, worker)
 
 
-@pytest.mark.parametrize("fail_after", [1, 3])
-def test_a_failure_after_the_first_token_of_any_sample_ends_the_stream(
-    directory: Path, fail_after: int
-) -> None:
-    worker = FakeWorker("w", script=lambda _: saying("aa", "bb", fail_after=fail_after))
-
-    async def test(bench: RouterBench) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await bench.ask("x", sampling={"n": 2})
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert len(worker.requests) == 1
-
-    run(directory, test, worker)
-
-
 def test_a_worker_that_forgets_a_sample_is_tried_again_or_named(directory: Path) -> None:
     """The end of one sample is not the end of the attempt."""
     worker = FakeWorker("w", script=lambda _: saying("aa"))
