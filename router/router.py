@@ -68,6 +68,7 @@ class Router:
     ) -> None:
         """Reads the tokenizer; raises `ConfigError`. `rng` draws seeds and breaks ties."""
         self.config = config
+        self.model_directory = model_directory
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -16,7 +18,10 @@ from router.api.admin_service import ADMIN_SERVICE, AdminService
 from router.api.inference_service import INFERENCE_SERVICE, InferenceService
 
 if TYPE_CHECKING:
+    from router.api.smg_service import SmgService
     from router.router import Router
+
+_log = logging.getLogger(__name__)
 
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
@@ -25,6 +30,8 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Clients may ask as often as every 10 s whether a quiet stream still lives.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Gateways also ask whether a connection without any stream lives.
+    ("grpc.keepalive_permit_without_calls", 1),
 )
 _HEALTH_NAMES = ("", INFERENCE_SERVICE)
 
@@ -32,9 +39,12 @@ _HEALTH_NAMES = ("", INFERENCE_SERVICE)
 class FrontDoor:
     """A running server; made by `serve`."""
 
-    def __init__(self, router: Router, server: Any, health_servicer: Any) -> None:
+    def __init__(
+        self, router: Router, server: Any, health_servicer: Any, smg: SmgService | None
+    ) -> None:
         self._router = router
         self._server = server
+        self._smg = smg
         self._health = health_servicer
         self._health_task = asyncio.create_task(self._publish_health())
 
@@ -43,6 +53,8 @@ class FrontDoor:
         self._health_task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._health_task
+        if self._smg is not None:
+            self._smg.stop()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -65,15 +77,28 @@ async def serve(router: Router, host: str, port: int) -> tuple[FrontDoor, int]:
     """
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
-    server.add_generic_rpc_handlers(
-        (InferenceService(router).handler(), AdminService(router).handler())
-    )
+    services = [InferenceService(router).handler(), AdminService(router).handler()]
+    names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    smg = _smg_service(router)
+    if smg is not None:
+        services.append(smg.handler())
+        names.append(smg.name)
+    server.add_generic_rpc_handlers(services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = (INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     try:
         bound_port = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         raise ConfigError("router.port", f"cannot bind {host}:{port}: {error}") from error
     await server.start()
-    return FrontDoor(router, server, health_servicer), bound_port
+    return FrontDoor(router, server, health_servicer, smg), bound_port
+
+
+def _smg_service(router: Router) -> SmgService | None:
+    """The engine protocol of the smg gateway, where its message types are installed."""
+    if importlib.util.find_spec("smg_grpc_proto") is None:
+        _log.info("smg's engine protocol is not served: the extra `smg` is not installed")
+        return None
+    from router.api.smg_service import SmgService
+
+    return SmgService(router)

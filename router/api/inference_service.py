@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kvferry.errors import DeadlineExceeded
 from kvferry.rpc.v1 import inference_pb2
 from kvferry.rpc_errors import status_of_errors
+from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
 from router.api.messages import chunk_to_wire, request_from_wire
 
 if TYPE_CHECKING:
-    from router.request import ClientRequest
     from router.router import Router
 
 INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-
-_WRITE_GRACE_S = 1.0
-"""The router's own deadline comes first, with its better message."""
 
 
 class InferenceService:
@@ -57,21 +51,9 @@ class InferenceService:
             request = request_from_wire(
                 message, seed=self._router.draw_seed(), timeout_s=context.time_remaining()
             )
-            await self._stream(request, context)
-
-    async def _stream(self, request: ClientRequest, context: Any) -> None:
-        """Bounded also while a client that does not read holds up `write`, which the router's
-        own deadline cannot see."""
-        longest_s = self._router.config.router.request_timeout_s + _WRITE_GRACE_S
-        try:
-            async with (
-                asyncio.timeout(longest_s),
-                contextlib.aclosing(self._router.generate(request)) as chunks,
-            ):
+            async with bounded_answer(self._router, request) as chunks:
                 async for chunk in chunks:
                     await context.write(chunk_to_wire(chunk))
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the answer was not read within {longest_s:g} s") from error
 
     async def cancel(self, data: bytes, context: Any) -> inference_pb2.CancelResponse:
         """End a request by its id."""
