@@ -1,0 +1,396 @@
+"""Which requests run, which wait, and which are refused. Pure: the time and the fleet are told.
+
+A request *arrives* (limits of its tenant, room in the queue of its class), is *submitted* when its
+prompt is known (the tenant's tokens, the predicted time to its first token), waits until `decide`
+*grants* it places, one per sample, and gives them back at its *end*.
+
+Places are granted in the order of `router.fair_queue`, the next one only when it fits, so nobody
+starves. Queues are to be here, where there is an order, and not at workers, which serve in order
+of arrival. So workers are given what keeps them busy and no more:
+
+    places    as many sequences as they decode together, `requests_max` at most;
+    KV        what their slots hold, by the same promise that workers admit by;
+    prompts   the next one when some worker has less to compute than it does in a step.
+
+While several tenants are here, the last eighth of the places is kept for those that have less than
+their part: long answers of one tenant do not make another one wait for an end.
+
+A request that finds nobody running is always taken. That is how a prediction learns that things
+are better than they were.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from kvferry.errors import Overloaded
+from kvferry.limits import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
+from router.admission_snapshot import AdmissionSnapshot, ClassSnapshot
+from router.fair_queue import FairQueue
+from router.request import ServiceClass
+from router.tenants import Refusal, RefusalReason, TenantBook
+from router.ticket import Stage, Ticket
+from router.ttft import TtftModel
+
+if TYPE_CHECKING:
+    from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
+    from router.fleet_capacity import FleetCapacity
+    from router.tenants import Tenant
+    from router.work import Work
+
+_KEPT_SHARE = 8
+"""One of so many places is kept for tenants that have few."""
+_DEAD_LIMITS_MAX = 64
+"""Limits of requests that no longer wait are swept when there are more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """What admission goes by."""
+
+    classes: ServiceClassesConfig
+    tenants: TenantConfig
+    requests_max: int
+    step_tokens: int
+    """Prompt tokens that a worker computes in one step."""
+
+    def of(self, service_class: ServiceClass) -> ServiceClassConfig:
+        """The settings of one class."""
+        match service_class:
+            case ServiceClass.INTERACTIVE:
+                return self.classes.interactive
+            case ServiceClass.STANDARD:
+                return self.classes.standard
+            case ServiceClass.BATCH:
+                return self.classes.batch
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What became of requests that waited."""
+
+    granted: list[Ticket] = field(default_factory=list)
+    refused: list[tuple[Ticket, Overloaded]] = field(default_factory=list)
+    """They have ended."""
+
+
+@dataclass(slots=True, eq=False)
+class _ClassCounts:
+    arrived: int = 0
+    """Whose prompts are being tokenized."""
+    running: int = 0
+    granted: int = 0
+    wait_s: float = 0.0
+    wait_max_s: float = 0.0
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+
+
+class Admission:
+    """All requests of one router."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
+        self._queue: FairQueue[Ticket] = FairQueue(
+            {each: settings.of(each).weight for each in ServiceClass}
+        )
+        self._tenants = TenantBook(settings.tenants)
+        self._ttft = TtftModel()
+        self._counts = {each: _ClassCounts() for each in ServiceClass}
+        self._running = 0
+        self._sequences = 0
+        self._kv_tokens = 0
+        self._undispatched_tokens = 0
+        """Of prompts that have places but that no worker's load counts yet."""
+        self._limits: list[tuple[float, int, Ticket]] = []
+        """A heap of (latest grant, order, ticket). Those that no longer wait stay for a while."""
+        self._order = itertools.count()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for places."""
+        return len(self._queue)
+
+    # --- from arrival to end ----------------------------------------------------------------
+
+    def arrive(
+        self, service_class: ServiceClass, tenant_name: str, now: float, capacity: FleetCapacity
+    ) -> Ticket:
+        """Count a request whose prompt is not known yet. Its ticket has to be ended.
+
+        Raises `Overloaded`, and `InvalidInput` for a tenant whose name is too long.
+        """
+        for name in self._tenants.forget_idle(now):
+            self._queue.forget(name)
+        counts = self._counts[service_class]
+        here = self._queue.count(service_class) + counts.arrived
+        free = max(0, self._places(capacity) - self._sequences)
+        if here >= self._settings.of(service_class).queue_max + free:
+            self._refuse(service_class, self._queue_full(service_class, capacity))
+        tenant = self._tenants.find(tenant_name, now)
+        refusal = self._tenants.enter(tenant, now, self._ttft.hold_s)
+        if refusal is not None:
+            self._refuse(service_class, refusal)
+        counts.arrived += 1
+        return Ticket(service_class, tenant, arrived_at=now)
+
+    def would_wait(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> bool:
+        """Whether `work` could not begin at once."""
+        if len(self._queue):
+            return True
+        places = self._places(capacity)
+        return not (self._may_take(ticket.tenant, places) and self._fits(work, places, capacity))
+
+    def submit(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> None:
+        """The prompt is known: the request waits for `decide` from now on.
+
+        Raises `Overloaded`, and `InvalidInput` for what its tenant's allowance can never cover.
+        """
+        service_class = ticket.service_class
+        settings = self._settings.of(service_class)
+        is_full = self._queue.count(service_class) >= settings.queue_max
+        if is_full and self.would_wait(ticket, work, capacity):
+            self._refuse(service_class, self._queue_full(service_class, capacity))
+        self._check_prediction(ticket, work, now, capacity)
+        refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
+        if refusal is not None:
+            self._refuse(service_class, refusal)
+        ticket.tokens_taken = work.longest
+        ticket.work = work
+        ticket.submitted_at = now
+        ticket.move_to(Stage.WAITING)
+        self._counts[service_class].arrived -= 1
+        self._queue.push(ticket, service_class, ticket.tenant.name, work)
+        if settings.ttft_limit_s:
+            self._sweep_limits()
+            latest = ticket.arrived_at + settings.ttft_limit_s - _least_s(work, capacity)
+            heapq.heappush(self._limits, (latest, next(self._order), ticket))
+
+    def decide(self, now: float, capacity: FleetCapacity) -> Decisions:
+        """Grant places to those that are next and fit, and end those whose limit is out of reach.
+
+        To be asked after every other call, and now and then because the fleet changes.
+        """
+        decisions = Decisions()
+        while self._limits and self._limits[0][0] < now:
+            _, _, ticket = heapq.heappop(self._limits)
+            if ticket.stage is Stage.WAITING:
+                decisions.refused.append((ticket, self._give_up(ticket, now, capacity)))
+        places = self._places(capacity)
+        while True:
+            head = self._queue.head(lambda name: self._may_take(self._tenants.known(name), places))
+            if head is None or not self._fits(head.work, places, capacity):
+                return decisions
+            if self._is_too_late(head, now, capacity):
+                decisions.refused.append((head, self._give_up(head, now, capacity)))
+            else:
+                self._grant(head, now, capacity)
+                decisions.granted.append(head)
+
+    def dispatched(self, ticket: Ticket) -> None:
+        """A worker has been asked, and its load counts the prompt. May be told again."""
+        assert ticket.stage is Stage.RUNNING, "who has no place is not dispatched"
+        if not ticket.is_dispatched:
+            ticket.is_dispatched = True
+            self._undispatched_tokens -= ticket.work.prompt_tokens
+
+    def answered(self, ticket: Ticket, prompt_tokens: int, tokens: int, now: float) -> None:
+        """So many tokens came, and so many of the prompt had to be computed."""
+        assert ticket.stage is Stage.RUNNING, "who has no place is not answered"
+        if ticket.answer_tokens_done == 0 and tokens:
+            self._ttft.served(ticket.service_s, now - ticket.granted_at)
+            ticket.prompt_tokens_done = prompt_tokens
+        ticket.answer_tokens_done += tokens
+
+    def end(self, ticket: Ticket, now: float) -> None:
+        """The request is over, however far it came."""
+        counts = self._counts[ticket.service_class]
+        used = 0
+        match ticket.stage:
+            case Stage.ARRIVED:
+                counts.arrived -= 1
+            case Stage.WAITING:
+                self._queue.remove(ticket, ticket.service_class, ticket.tenant.name)
+            case Stage.RUNNING:
+                counts.running -= 1
+                used = self._give_back(ticket, now)
+            case Stage.ENDED:
+                raise AssertionError("a request ends once")
+        ticket.move_to(Stage.ENDED)
+        self._tenants.leave(ticket.tenant, ticket.tokens_taken - used, now)
+
+    # --- figures ----------------------------------------------------------------------------
+
+    def next_limit(self) -> float | None:
+        """When the next one that waits has to be ended if it has no place by then."""
+        while self._limits and self._limits[0][2].stage is not Stage.WAITING:
+            heapq.heappop(self._limits)
+        return self._limits[0][0] if self._limits else None
+
+    def snapshot(self, capacity: FleetCapacity) -> AdmissionSnapshot:
+        """What was counted."""
+        return AdmissionSnapshot(
+            classes={each: self._class_snapshot(each) for each in ServiceClass},
+            places=self._places(capacity),
+            places_taken=self._sequences,
+            tenants=len(self._tenants),
+            hold_s=self._ttft.hold_s,
+        )
+
+    def check_invariants(self, tickets: list[Ticket]) -> None:
+        """Assert that the sums are those of `tickets`, which are all that have not ended."""
+        running = [ticket for ticket in tickets if ticket.stage is Stage.RUNNING]
+        waiting = [ticket for ticket in tickets if ticket.stage is Stage.WAITING]
+        assert self._running == len(running) == sum(c.running for c in self._counts.values())
+        assert self._sequences == sum(ticket.work.sequences for ticket in running)
+        assert self._kv_tokens == sum(ticket.work.kv_tokens for ticket in running)
+        assert len(self._queue) == len(waiting)
+        assert sum(c.arrived for c in self._counts.values()) == len(tickets) - len(running) - len(
+            waiting
+        )
+        undispatched = (t.work.prompt_tokens for t in running if not t.is_dispatched)
+        assert self._undispatched_tokens == sum(undispatched)
+        for tenant in self._tenants:
+            own = [ticket for ticket in tickets if ticket.tenant is tenant]
+            assert tenant.requests == len(own)
+            places = (t.work.sequences for t in own if t.stage is Stage.RUNNING)
+            assert tenant.sequences == sum(places)
+
+    def _class_snapshot(self, service_class: ServiceClass) -> ClassSnapshot:
+        counts = self._counts[service_class]
+        return ClassSnapshot(
+            waiting=self._queue.count(service_class) + counts.arrived,
+            running=counts.running,
+            granted=counts.granted,
+            refused={reason: counts.refused[reason] for reason in RefusalReason},
+            wait_s_total=counts.wait_s,
+            wait_s_max=counts.wait_max_s,
+        )
+
+    # --- what fits --------------------------------------------------------------------------
+
+    def _places(self, capacity: FleetCapacity) -> int:
+        # Where nobody decodes, a request is to hear that at once, and not to wait.
+        return min(capacity.places, self._settings.requests_max) or self._settings.requests_max
+
+    def _may_take(self, tenant: Tenant, places: int) -> bool:
+        """Whether a tenant may have more places, if there are any."""
+        tenants = len(self._tenants)
+        kept = places // _KEPT_SHARE if tenants > 1 else 0
+        return tenant.sequences < max(1.0, places / tenants) or self._sequences < places - kept
+
+    def _fits(self, work: Work, places: int, capacity: FleetCapacity) -> bool:
+        if self._running == 0:
+            return True
+        kv_tokens = capacity.kv_tokens
+        return (
+            self._sequences + min(work.sequences, places) <= places
+            and (kv_tokens is None or self._kv_tokens + work.kv_tokens <= kv_tokens)
+            and capacity.least_backlog_tokens + self._undispatched_tokens
+            < self._settings.step_tokens
+        )
+
+    def _grant(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> None:
+        self._queue.serve(ticket, ticket.service_class, ticket.tenant.name)
+        ticket.move_to(Stage.RUNNING)
+        ticket.granted_at = now
+        ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, capacity)
+        work = ticket.work
+        ticket.tenant.sequences += work.sequences
+        self._running += 1
+        self._sequences += work.sequences
+        self._kv_tokens += work.kv_tokens
+        self._undispatched_tokens += work.prompt_tokens
+        counts, wait_s = self._counts[ticket.service_class], now - ticket.submitted_at
+        counts.running += 1
+        counts.granted += 1
+        counts.wait_s += wait_s
+        counts.wait_max_s = max(counts.wait_max_s, wait_s)
+
+    def _give_back(self, ticket: Ticket, now: float) -> int:
+        """Places, KV and what was charged too much; the tokens that count for the tenant."""
+        work = ticket.work
+        if not ticket.is_dispatched:
+            self._undispatched_tokens -= work.prompt_tokens
+        ticket.tenant.sequences -= work.sequences
+        self._running -= 1
+        self._sequences -= work.sequences
+        self._kv_tokens -= work.kv_tokens
+        if not ticket.is_dispatched:
+            self._queue.settle(ticket.service_class, ticket.tenant.name, -work.tokens)
+            return 0
+        # A prompt that was given up half way costs its worker nobody knows how much: all of it.
+        computed = ticket.prompt_tokens_done or work.prompt_tokens
+        done = computed + ticket.answer_tokens_done
+        self._queue.settle(ticket.service_class, ticket.tenant.name, done - work.tokens)
+        self._ttft.held(now - ticket.granted_at)
+        return min(ticket.tokens_taken, work.prompt_len + ticket.answer_tokens_done)
+
+    # --- predictions and refusals -----------------------------------------------------------
+
+    def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
+        """Of a request of the same class and tenant that came now."""
+        ahead = self._queue.ahead_of_new(ticket.service_class, ticket.tenant.name)
+        free = self._places(capacity) - self._sequences
+        return self._ttft.wait_s(ahead, self._undispatched_tokens, free, capacity)
+
+    def _check_prediction(
+        self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity
+    ) -> None:
+        limit_s = self._settings.of(ticket.service_class).ttft_limit_s
+        if not limit_s or (self._running == 0 and len(self._queue) == 0):
+            return
+        wait_s = self._wait_s(ticket, capacity)
+        service_s = self._ttft.service_s(work.prompt_tokens, capacity)
+        predicted_s = now - ticket.arrived_at + wait_s + service_s
+        if predicted_s > limit_s:
+            self._refuse(ticket.service_class, _beyond_limit(limit_s, predicted_s))
+
+    def _is_too_late(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> bool:
+        limit_s = self._settings.of(ticket.service_class).ttft_limit_s
+        if not limit_s or self._running == 0:
+            return False
+        service_s = self._ttft.service_s(ticket.work.prompt_tokens, capacity)
+        return now - ticket.arrived_at + service_s > limit_s
+
+    def _give_up(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Overloaded:
+        """End one that waits: its limit is out of reach."""
+        self.end(ticket, now)
+        limit_s = self._settings.of(ticket.service_class).ttft_limit_s
+        wait_s = self._wait_s(ticket, capacity)
+        service_s = self._ttft.service_s(ticket.work.prompt_tokens, capacity)
+        refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
+        return self._overloaded(ticket.service_class, refusal)
+
+    def _queue_full(self, service_class: ServiceClass, capacity: FleetCapacity) -> Refusal:
+        most = self._settings.of(service_class).queue_max
+        hold_s = 0.0 if self._ttft.hold_s is None else self._ttft.hold_s
+        what = f"{most} requests of class {service_class.value} wait already"
+        return Refusal(RefusalReason.QUEUE_FULL, what, hold_s / self._places(capacity))
+
+    def _refuse(self, service_class: ServiceClass, refusal: Refusal) -> NoReturn:
+        raise self._overloaded(service_class, refusal)
+
+    def _overloaded(self, service_class: ServiceClass, refusal: Refusal) -> Overloaded:
+        self._counts[service_class].refused[refusal.reason] += 1
+        after_s = min(max(refusal.retry_after_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+        return Overloaded(refusal.what, round(after_s, 3))
+
+    def _sweep_limits(self) -> None:
+        if len(self._limits) > 2 * len(self._queue) + _DEAD_LIMITS_MAX:
+            self._limits = [entry for entry in self._limits if entry[2].stage is Stage.WAITING]
+            heapq.heapify(self._limits)
+
+
+def _least_s(work: Work, capacity: FleetCapacity) -> float:
+    """The prompt alone, at a worker that has nothing else to do."""
+    rate = capacity.lane_tokens_per_s
+    return 0.0 if rate is None else work.prompt_tokens / rate
+
+
+def _beyond_limit(limit_s: float, predicted_s: float) -> Refusal:
+    what = f"the first token is predicted after {predicted_s:.3g} s, the limit is {limit_s:g} s"
+    return Refusal(RefusalReason.TTFT_LIMIT, what, predicted_s - limit_s)
