@@ -34,6 +34,7 @@ from kv_transfer.trace import HandoffTrace
 from kvferry.clock import MonotonicClock
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError, WorkerUnavailable
+from kvferry.grammar import GrammarCompiler
 from kvferry.ids import Incarnation, WorkerId, new_incarnation
 from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
@@ -70,6 +71,7 @@ class WorkerProcess:
         self._step_loop: StepLoop | None = None
         self._kv_cache: KVCache | None = None
         self._runner: ModelRunner | None = None
+        self._compiler: GrammarCompiler | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
         self._trace: HandoffTrace | None = None
@@ -94,6 +96,7 @@ class WorkerProcess:
         run_every_step(
             self._stop_engine,
             self._stop_ranks,
+            self._stop_compiler,
             self._close_kv,
             self._close_links,
             self._stop_server,
@@ -135,7 +138,8 @@ class WorkerProcess:
         self._runner = runner
         runner.warm_up()
         clock = MonotonicClock()
-        engine = Engine(kv_cache, runner, config.scheduler, clock)
+        compiler = GrammarCompiler(directory, spec.vocab_size, spec.eos_token_ids)
+        engine = Engine(kv_cache, runner, config.scheduler, clock, compiler)
         if config.handoff.trace_file:
             self._trace = HandoffTrace(config.handoff.trace_file, self._worker_id, clock)
         driver = HandoffDriver(
@@ -156,8 +160,9 @@ class WorkerProcess:
         intake = Intake(engine, driver, self._incarnation, Outbox(self._loop), given)
         source = WorkerSource(PromptSource(engine, driver), given)
         driver.set_hosts(source, WorkerSink(intake, taken), taken)
-        feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation)
+        feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation, clock)
         self._step_loop, self._driver, self._kv_cache = step_loop, driver, kv_cache
+        self._compiler = compiler
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
         return step_loop, driver, [driver, intake, feed, auditor, garbage]
@@ -195,6 +200,10 @@ class WorkerProcess:
     def _stop_ranks(self) -> None:
         if self._runner is not None:
             self._runner.close()
+
+    def _stop_compiler(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _close_kv(self) -> None:
         if self._kv_cache is not None:

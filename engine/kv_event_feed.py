@@ -1,4 +1,8 @@
-"""Tells subscribers what the radix cache holds: a snapshot first, then every change."""
+"""Tells subscribers what the radix cache holds: a snapshot first, then every change.
+
+In between come marks, which let a reader notice that it missed the last change, or that it hears
+nothing any more.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvferry.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
-from kvferry.limits import KV_EVENTS_BUFFERED_MAX
+from kvferry.limits import KV_EVENTS_BUFFERED_MAX, KV_EVENTS_MARK_INTERVAL_S
 
 if TYPE_CHECKING:
+    from kvferry.clock import Clock
     from kvferry.errors import KvferryError
     from kvferry.ids import Incarnation, WorkerId
     from mem_cache.kv_cache import KVCache
@@ -51,39 +56,54 @@ class Unsubscribe:
 class KvEventFeed:
     """Publishes the KV events of one worker. A `LoopPart` of the engine thread.
 
-    Each subscription has its own sequence numbers from 0. A reader that falls behind by more
-    than `KV_EVENTS_BUFFERED_MAX` blocks misses changes and gets a new snapshot once it has taken
-    everything else. So at most one snapshot and that many changes wait for a reader, however slow
-    it is, and it still converges. Without subscribers the changes of each turn are dropped.
+    Changes are numbered whether or not somebody subscribes, so that every reader sees the same
+    numbers. A reader that falls behind by more than `KV_EVENTS_BUFFERED_MAX` blocks misses changes
+    and gets a new snapshot once it has taken everything else. So at most one snapshot and that many
+    changes wait for a reader, however slow it is, and it still converges.
     """
 
-    def __init__(self, kv_cache: KVCache, worker_id: WorkerId, incarnation: Incarnation) -> None:
+    def __init__(
+        self, kv_cache: KVCache, worker_id: WorkerId, incarnation: Incarnation, clock: Clock
+    ) -> None:
         self._kv_cache = kv_cache
         self._worker_id = worker_id
         self._incarnation = incarnation
-        self._next_sequence: dict[KvSubscriber, int] = {}
+        self._clock = clock
+        self._sequence = 0
+        """Of the last changes."""
+        self._subscribers: set[KvSubscriber] = set()
         self._behind: set[KvSubscriber] = set()
+        self._mark_due = clock.now()
 
     def handle(self, event: object) -> bool:
         """Takes `Subscribe` and `Unsubscribe`."""
         match event:
             case Subscribe(subscriber):
                 self._publish_changes()
-                self._next_sequence[subscriber] = 0
+                self._subscribers.add(subscriber)
                 self._send_snapshot(subscriber)
             case Unsubscribe(subscriber):
-                self._next_sequence.pop(subscriber, None)
+                self._subscribers.discard(subscriber)
                 self._behind.discard(subscriber)
             case _:
                 return False
         return True
 
     def tick(self) -> None:
-        """Nothing here has a deadline."""
+        """Send a mark when it is time for one."""
+        now = self._clock.now()
+        if now < self._mark_due:
+            return
+        self._mark_due = now + KV_EVENTS_MARK_INTERVAL_S
+        self._publish_changes()
+        for subscriber in self._subscribers - self._behind:
+            if subscriber.is_caught_up():
+                # Whoever has something to read needs no sign of life.
+                self._send(subscriber, (), snapshot=False)
 
     def next_deadline(self) -> float | None:
-        """Nothing here has a deadline."""
-        return None
+        """The time of the next mark, if somebody listens."""
+        return self._mark_due if self._subscribers else None
 
     def flush(self) -> None:
         """Publish what the cache stored and removed since the last call."""
@@ -91,14 +111,15 @@ class KvEventFeed:
 
     def stop(self, error: KvferryError) -> None:
         """End all subscriptions."""
-        for subscriber in self._next_sequence:
+        for subscriber in self._subscribers:
             subscriber.end()
-        self._next_sequence.clear()
+        self._subscribers.clear()
         self._behind.clear()
 
     def _publish_changes(self) -> None:
         events = tuple(self._kv_cache.take_events())
-        for subscriber in self._next_sequence:
+        self._sequence += bool(events)
+        for subscriber in self._subscribers:
             if subscriber in self._behind:
                 if subscriber.is_caught_up():
                     self._behind.discard(subscriber)
@@ -117,10 +138,8 @@ class KvEventFeed:
     def _send(
         self, subscriber: KvSubscriber, events: tuple[KvEvent, ...], *, snapshot: bool
     ) -> None:
-        sequence = self._next_sequence[subscriber]
-        self._next_sequence[subscriber] = sequence + 1
         subscriber.deliver(
-            KvEventBatch(self._worker_id, self._incarnation, sequence, snapshot, events)
+            KvEventBatch(self._worker_id, self._incarnation, self._sequence, snapshot, events)
         )
 
 

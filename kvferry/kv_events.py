@@ -50,14 +50,20 @@ KvEvent: TypeAlias = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 @dataclass(frozen=True, slots=True)
 class KvEventBatch:
-    """Events of one worker in order. Sequence numbers of one incarnation have no gaps."""
+    """What one worker says of its cache: changes, a snapshot, or a mark.
+
+    Changes have events. They are numbered from 1 over the life of the incarnation, without a gap,
+    and are the same for every reader. A snapshot or a mark has the number of the last changes
+    before it.
+    """
 
     worker_id: WorkerId
     incarnation: Incarnation
     sequence: int
     snapshot: bool
-    """True: replaces everything known of this worker."""
+    """True: all that the worker holds; replaces everything known of it."""
     events: tuple[KvEvent, ...]
+    """Empty for a mark, which says that there have been no changes beyond `sequence`."""
 
 
 def event_block_tokens(page_size: int) -> int:

@@ -28,6 +28,8 @@ class WorkerInfo:
     incarnation: Incarnation
     address: str
     """host:port of its gRPC server."""
+    is_draining: bool = False
+    """It finishes what it has and is given nothing new."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """All workers: who is in the cluster, how to call them, what is known of each.
 
 Applies membership: a worker that left, or came back as a new process, loses its entries in the
-index and its streams at once.
+index and its streams at once. One that drains loses its entries and keeps its streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.worker_client import GrpcWorkerClient
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from kvferry.audit_report import AuditReport
     from kvferry.clock import Clock
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvferry.membership import WorkerInfo
     from router.load import DispatchTicket
     from router.policy import Route
+    from router.prefix_index import IndexedWorker, IndexReport, PrefixHits
     from router.worker_client import WorkerClient, WorkerStatus
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,14 @@ class WorkerSummary:
     is_reachable: bool
     status: WorkerStatus | None
     """Its last answer; None before the first."""
-    indexed_blocks: int
+    index: IndexedWorker
+    events_age_s: float | None
+    """Since the last KV events or mark; None before the first, and for one that drains."""
+
+    @property
+    def indexed_blocks(self) -> int:
+        """Event blocks that this router knows the worker to hold."""
+        return self.index.blocks
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +86,6 @@ class Fleet:
         self._prefill_index = PrefixIndex()
         self._decode_index = PrefixIndex()
         self._version = 0
-        self._applying = asyncio.Lock()
 
     @property
     def membership_version(self) -> int:
@@ -90,7 +97,7 @@ class Fleet:
         """Whether some worker that decodes can be reached."""
         return any(
             member.monitor.is_reachable and member.info.role is not Role.PREFILL
-            for member in self._members.values()
+            for member in self._open_members()
         )
 
     async def set_membership(self, membership: Membership) -> None:
@@ -98,32 +105,30 @@ class Fleet:
 
         Returns when the new ones have answered, at most `WORKER_STATUS_TIMEOUT_S` later.
         """
-        async with self._applying:
-            if membership.version <= self._version:
-                return
-            self._version = membership.version
-            wanted = {info.worker_id: info for info in membership.workers}
-            unchanged = {
-                worker_id
-                for worker_id, member in self._members.items()
-                if wanted.get(worker_id) == member.info
-            }
-            for worker_id, member in tuple(self._members.items()):
-                if worker_id not in unchanged:
-                    await self._leave(member, wanted.get(worker_id))
-            for info in membership.workers:
-                if info.worker_id not in self._members:
-                    self._join(info, self._connect(info), is_new=True)
-            self.readiness_changed.set()
-        # Not within the lock: a worker that does not answer must not delay the news that
-        # another one died.
-        await self.recheck(wanted.keys() - unchanged)
+        if membership.version <= self._version:
+            return
+        self._version = membership.version
+        wanted = {info.worker_id: info for info in membership.workers}
+        # All at once, without a wait: from here on nobody who left is given anything, and the news
+        # that one worker died waits neither for the end of another nor for an answer.
+        departed = {
+            worker_id: self._leave(member, wanted.get(worker_id))
+            for worker_id, member in tuple(self._members.items())
+            if wanted.get(worker_id) != member.info
+        }
+        joined = [info for info in membership.workers if info.worker_id not in self._members]
+        for info in joined:
+            self._join(info, departed.get(info.worker_id))
+        self.readiness_changed.set()
+        await asyncio.gather(
+            self.recheck([info.worker_id for info in joined]),
+            *self._closing(departed.values()),
+        )
 
     async def stop(self) -> None:
         """Forget all workers; their streams end."""
-        async with self._applying:
-            for member in tuple(self._members.values()):
-                await self._leave(member, None)
+        departed = [self._leave(member, None) for member in tuple(self._members.values())]
+        await asyncio.gather(*self._closing(departed))
 
     async def recheck(self, worker_ids: Iterable[WorkerId]) -> None:
         """Ask these workers for their status now, at most `WORKER_STATUS_TIMEOUT_S` long."""
@@ -139,12 +144,14 @@ class Fleet:
 
     def view(self, prompt: Sequence[BlockHash]) -> ClusterView:
         """The workers to choose from, and what they hold of `prompt`."""
-        members = self._members.values()
+        members = self._open_members()
         prefill = [m for m in members if m.info.role is Role.PREFILL and m.monitor.is_reachable]
         decode = _usable([m for m in members if m.info.role is not Role.PREFILL])
+        prefill_hits = self._prefill_index.hits(prompt)
+        decode_hits = self._decode_index.hits(prompt)
         return ClusterView(
-            prefill=tuple(self._view_of(member, prompt) for member in prefill),
-            decode=tuple(self._view_of(member, prompt) for member in decode),
+            prefill=tuple(self._view_of(member, prefill_hits) for member in prefill),
+            decode=tuple(self._view_of(member, decode_hits) for member in decode),
         )
 
     def dispatch(self, route: Route, kv_tokens: int, sequences: int) -> DispatchTicket:
@@ -174,7 +181,7 @@ class Fleet:
         """Slots of the largest worker that decodes and can be reached; None if unknown."""
         totals = [
             self._loads.slots_total(member.info.worker_id)
-            for member in self._members.values()
+            for member in self._open_members()
             if member.monitor.is_reachable and member.info.role is not Role.PREFILL
         ]
         known = [total for total in totals if total]
@@ -195,9 +202,19 @@ class Fleet:
         """Every worker, reachable or not."""
         return [self._summary_of(member) for member in self._members.values()]
 
-    def _join(self, info: WorkerInfo, client: WorkerClient, *, is_new: bool) -> None:
-        if is_new:
-            self._loads.add(info.worker_id)
+    def index_reports(self) -> dict[str, IndexReport]:
+        """The state of the prefix index of each pool, by the pool's name."""
+        pools = {"prefill": self._prefill_index, "decode": self._decode_index}
+        return {name: index.report() for name, index in pools.items()}
+
+    def _open_members(self) -> list[_Member]:
+        """Those that may be given something new."""
+        return [member for member in self._members.values() if not member.info.is_draining]
+
+    def _join(self, info: WorkerInfo, former: _Member | None) -> None:
+        """Begin to use a worker; `former` is who had its name before this membership."""
+        is_known = former is not None and _is_same_process(info, former.info)
+        client = former.client if former is not None and is_known else self._connect(info)
         monitor = WorkerMonitor(
             info,
             client,
@@ -207,42 +224,54 @@ class Fleet:
             interval_s=self._status_interval_s,
             on_reachable=self.readiness_changed.set,
         )
+        if former is not None and is_known:
+            monitor.take_over(former.monitor)
+        else:
+            self._loads.add(info.worker_id)
         self._members[info.worker_id] = _Member(client, monitor)
         monitor.start()
 
-    async def _leave(self, member: _Member, successor: WorkerInfo | None) -> None:
-        """Forget a worker; one that only changed its role keeps its connection and streams."""
+    def _leave(self, member: _Member, successor: WorkerInfo | None) -> _Member:
+        """Forget a worker; a process that stays keeps its connection and streams."""
         worker_id = member.info.worker_id
         del self._members[worker_id]
-        if successor is not None and _is_same_process(successor, member.info):
-            await member.monitor.stop()
-            self._join(successor, member.client, is_new=False)
-            return
-        self._loads.remove(worker_id)
-        member.client.abort_streams(WorkerUnavailable(f"worker {worker_id} left the cluster"))
-        await member.monitor.stop()
-        await member.client.close()
-        _log.info("worker left", extra={"worker_id": worker_id})
+        member.monitor.end()
+        if successor is None or not _is_same_process(successor, member.info):
+            self._loads.remove(worker_id)
+            member.client.abort_streams(WorkerUnavailable(f"worker {worker_id} left the cluster"))
+            _log.info("worker left", extra={"worker_id": worker_id})
+        return member
+
+    def _closing(self, departed: Iterable[_Member]) -> list[Coroutine[None, None, None]]:
+        """What is left to be done about those who left, for whoever has time to wait for it."""
+        kept = {id(member.client) for member in self._members.values()}
+        closing: list[Coroutine[None, None, None]] = []
+        for member in departed:
+            closing.append(member.monitor.stop())
+            if id(member.client) not in kept:
+                closing.append(member.client.close())
+        return closing
 
     def _index_of(self, role: Role) -> PrefixIndex:
         return self._prefill_index if role is Role.PREFILL else self._decode_index
 
-    def _view_of(self, member: _Member, prompt: Sequence[BlockHash]) -> WorkerView:
+    def _view_of(self, member: _Member, hits: PrefixHits) -> WorkerView:
         worker_id = member.info.worker_id
-        blocks = self._index_of(member.info.role).hit_blocks(worker_id, prompt)
         return WorkerView(
             info=member.info,
-            hit_tokens=blocks * self._block_tokens,
+            hit_tokens=hits.blocks.get(worker_id, 0) * self._block_tokens,
             load=self._loads.estimate(worker_id),
         )
 
     def _summary_of(self, member: _Member) -> WorkerSummary:
-        index = self._index_of(member.info.role)
+        monitor, now = member.monitor, self._clock.now()
+        heard_at = monitor.events_heard_at
         return WorkerSummary(
             info=member.info,
-            is_reachable=member.monitor.is_reachable,
-            status=member.monitor.last_status,
-            indexed_blocks=index.block_count(member.info.worker_id),
+            is_reachable=monitor.is_reachable,
+            status=monitor.last_status,
+            index=self._index_of(member.info.role).worker(member.info.worker_id),
+            events_age_s=None if heard_at is None else now - heard_at,
         )
 
 

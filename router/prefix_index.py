@@ -4,21 +4,40 @@ Each pool has its own index (prefill workers; workers that decode): a prefix in 
 worker's cache saves computing, one in a decode worker's cache saves moving.
 
 A worker's radix cache evicts leaves first, so what it holds is closed under prefixes: who holds
-block k holds blocks 0..k-1. Hence one set of hashes per worker, searched by bisection: a lookup
-costs log2(blocks of the prompt) per worker, dropping a dead worker costs nothing, and memory is
-one set entry per block that exists somewhere.
+block k holds blocks 0..k-1. Hence along a prompt the holders of a block only become fewer, and
+the places where they do are found by bisection, for all workers together
+(`docs/decisions/0020-one-index-per-pool.md`).
+
+What is known of a worker is either its whole truth as of some sequence number, or nothing:
+
+| batch                        | nothing known         | known up to s                         |
+|------------------------------|-----------------------|---------------------------------------|
+| of another incarnation       | ignored               | ignored                               |
+| snapshot as of n             | known up to n         | n >= s: known up to n; else ignored   |
+| changes n                    | `EventGap`            | n <= s: ignored; n = s + 1: applied,  |
+|                              |                       | known up to n; else `EventGap`        |
+| mark: n was the last         | `EventGap`            | n > s: `EventGap`                     |
+
+After an `EventGap` nothing is known, and snapshots as of before it are ignored. Sequence numbers
+belong to the incarnation, not to a subscription, so it does not matter which subscription of
+which connection a batch came by.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
-from kvferry.limits import INDEXED_BLOCKS_PER_WORKER_MAX
+from kvferry.limits import (
+    INDEXED_BLOCKS_APPLIED_AT_ONCE,
+    INDEXED_BLOCKS_MAX,
+    INDEXED_BLOCKS_PER_WORKER_MAX,
+)
+from router.holder_table import HolderTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kvferry.ids import Incarnation, WorkerId
     from kvferry.kv_events import BlockHash, KvEvent, KvEventBatch
@@ -28,82 +47,280 @@ class EventGap(Exception):
     """Events are missing: this worker's blocks are unknown until its next snapshot."""
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixHits:
+    """What a pool holds of one prompt."""
+
+    blocks: Mapping[WorkerId, int]
+    """Leading blocks that a worker holds; without those that hold none."""
+    holders: tuple[tuple[int, int], ...]
+    """(blocks, workers), the longest first: so many workers hold so many leading blocks. Block k
+    has as many holders as the last entry of more than k blocks says."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedWorker:
+    """What an index knows of one worker."""
+
+    blocks: int
+    is_known: bool
+    """False before its first snapshot, and from a gap to the next one."""
+    is_full: bool
+    """Blocks were left out for lack of room: it holds more than is known."""
+
+
+@dataclass(slots=True)
+class EventCounts:
+    """Batches since the index was made, by what became of them."""
+
+    snapshots: int = 0
+    changes: int = 0
+    marks: int = 0
+    repeated: int = 0
+    """Ignored: what they say was known already."""
+    stale: int = 0
+    """Ignored: of a worker or an incarnation that is gone."""
+    gaps: int = 0
+    """Of which each made a worker unknown."""
+    left_out: int = 0
+    """Times that a worker's blocks found no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The state of an index."""
+
+    workers: int
+    known_workers: int
+    """Of them, those whose blocks are known. If fewer, requests are placed without regard to what
+    the others hold."""
+    blocks: int
+    """Different blocks that are held."""
+    nbytes: int
+    nbytes_max: int
+    counts: EventCounts
+
+
 @dataclass(slots=True, eq=False)
 class _WorkerBlocks:
+    number: int
     incarnation: Incarnation
-    sequence: int
-    blocks: set[BlockHash] = field(default_factory=set)
-    is_full: bool = False
-    """Blocks were left out. No more are taken before the next snapshot, which keeps the set
-    closed under prefixes."""
+    sequence: int = 0
+    """Known up to here; nothing older than this is believed."""
+    is_known: bool = False
+    count: int = 0
+    refused_at: tuple[int, int] | None = None
+    """Blocks of the index and of this worker when one found no room; None if all did. No more are
+    taken before the next snapshot, which keeps what is known closed under prefixes."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.refused_at is not None
 
 
 class PrefixIndex:
     """The blocks of every worker of one pool."""
 
-    def __init__(self, blocks_per_worker_max: int = INDEXED_BLOCKS_PER_WORKER_MAX) -> None:
+    def __init__(
+        self,
+        blocks_max: int = INDEXED_BLOCKS_MAX,
+        blocks_per_worker_max: int = INDEXED_BLOCKS_PER_WORKER_MAX,
+    ) -> None:
+        self.counts = EventCounts()
+        self._table = HolderTable(blocks_max)
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
-        self._blocks_max = blocks_per_worker_max
+        self._names: dict[int, WorkerId] = {}
+        """Of each number in use, the worker that has it."""
+        self._known_bits = 0
+        self._blocks_per_worker_max = blocks_per_worker_max
+
+    # --- membership -------------------------------------------------------------------------
+
+    def join(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Believe this incarnation of a worker from now on, and no other one."""
+        self.leave(worker_id)
+        number = next(n for n in range(len(self._names) + 1) if n not in self._names)
+        self._table.reserve(number)
+        self._names[number] = worker_id
+        self._workers[worker_id] = _WorkerBlocks(number, incarnation)
+
+    def leave(self, worker_id: WorkerId) -> None:
+        """Forget a worker that is dead, or that gets no requests any more."""
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            self._forget(worker)
+            del self._names[worker.number]
+
+    def lose(self, worker_id: WorkerId) -> None:
+        """Nothing is known of a worker before its next snapshot."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._forget(worker)
+
+    # --- events -----------------------------------------------------------------------------
 
     def apply(self, batch: KvEventBatch) -> None:
-        """Take the next batch of a worker's stream; one that came before is ignored.
+        """Take a batch of a worker, as the table above says. Raises `EventGap`."""
+        for _ in self.steps(batch):
+            pass
 
-        Raises `EventGap` when a batch is missing, and forgets the worker's blocks.
+    def steps(self, batch: KvEventBatch) -> Iterator[None]:
+        """`apply` in steps of bounded length, for whoever has something else to do in between.
+
+        Between them less is known than is true. Raises `EventGap`.
         """
+        worker = self._workers.get(batch.worker_id)
+        if worker is None or worker.incarnation != batch.incarnation:
+            self.counts.stale += 1
+            return
+        if not self._is_due(worker, batch):
+            return
+        worker.sequence = batch.sequence
         if batch.snapshot:
-            known = _WorkerBlocks(batch.incarnation, batch.sequence)
-            self._workers[batch.worker_id] = known
-        else:
-            found = self._workers.get(batch.worker_id)
-            if found is None or found.incarnation != batch.incarnation:
-                self.drop(batch.worker_id)
-                raise EventGap(f"{batch.worker_id}: batch {batch.sequence} before any snapshot")
-            if batch.sequence <= found.sequence:
-                return
-            if batch.sequence > found.sequence + 1:
-                self.drop(batch.worker_id)
-                raise EventGap(f"{batch.worker_id}: batch {batch.sequence} after {found.sequence}")
-            found.sequence = batch.sequence
-            known = found
+            self._forget(worker)
+            worker.is_known = True
+            self._known_bits |= 1 << worker.number
         for event in batch.events:
-            self._apply_event(known, event)
+            for applied in self._apply_event(worker, event):
+                if applied < INDEXED_BLOCKS_APPLIED_AT_ONCE:
+                    continue
+                yield
+                if self._workers.get(batch.worker_id) is not worker:
+                    return
+        if self._has_room_again(worker):
+            raise self._gap(worker, f"{batch.worker_id}: there is room for what was left out")
 
-    def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker that is dead, or whose blocks are not known any more."""
-        self._workers.pop(worker_id, None)
+    def _is_due(self, worker: _WorkerBlocks, batch: KvEventBatch) -> bool:
+        """Whether the events of a batch are to be applied. Raises `EventGap`."""
+        counts, sequence = self.counts, batch.sequence
+        if batch.snapshot:
+            is_due = sequence >= worker.sequence
+            counts.snapshots += is_due
+            counts.repeated += not is_due
+            return is_due
+        is_mark = not batch.events
+        if not worker.is_known or sequence > worker.sequence + (not is_mark):
+            known = f"after {worker.sequence}" if worker.is_known else "before any snapshot"
+            worker.sequence = max(worker.sequence, sequence)
+            raise self._gap(worker, f"{batch.worker_id}: batch {sequence} {known}")
+        is_new = is_mark or sequence > worker.sequence
+        counts.marks += is_mark
+        counts.changes += is_new and not is_mark
+        counts.repeated += not is_new
+        return is_new
 
-    def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
-        """How many leading blocks of `prompt` the worker holds."""
-        known = self._workers.get(worker_id)
-        if known is None:
-            return 0
-        low, high = 0, len(prompt)
-        while low < high:
-            middle = (low + high) // 2
-            if prompt[middle] in known.blocks:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def block_count(self, worker_id: WorkerId) -> int:
-        """Blocks known of one worker."""
-        known = self._workers.get(worker_id)
-        return 0 if known is None else len(known.blocks)
-
-    def blocks(self, worker_id: WorkerId) -> frozenset[BlockHash]:
-        """A copy of what is known of one worker."""
-        known = self._workers.get(worker_id)
-        return frozenset() if known is None else frozenset(known.blocks)
-
-    def _apply_event(self, known: _WorkerBlocks, event: KvEvent) -> None:
+    def _apply_event(self, worker: _WorkerBlocks, event: KvEvent) -> Iterator[int]:
+        """Yields the number of blocks applied since it did so last."""
         match event:
             case BlocksStored(hashes):
-                room = 0 if known.is_full else self._blocks_max - len(known.blocks)
-                known.is_full = known.is_full or len(hashes) > room
-                known.blocks.update(hashes[:room])
+                for part in _parts_of(hashes):
+                    self._store(worker, part)
+                    yield len(part)
             case BlocksRemoved(hashes):
-                known.blocks.difference_update(hashes)
+                discard = self._table.discard
+                for part in _parts_of(hashes):
+                    worker.count -= sum(discard(block, worker.number) for block in part)
+                    yield len(part)
             case AllBlocksCleared():
-                known.blocks.clear()
-                known.is_full = False
+                self._clear(worker)
+
+    def _store(self, worker: _WorkerBlocks, blocks: Sequence[BlockHash]) -> None:
+        if worker.is_full:
+            return
+        add, number = self._table.add, worker.number
+        for block in blocks:
+            is_new = add(block, number) if worker.count < self._blocks_per_worker_max else None
+            if is_new is None:
+                worker.refused_at = len(self._table), worker.count
+                self.counts.left_out += 1
+                return
+            worker.count += is_new
+
+    def _has_room_again(self, worker: _WorkerBlocks) -> bool:
+        """Whether so much went since blocks were left out that it is worth asking for them."""
+        if worker.refused_at is None:
+            return False
+        in_index, of_worker = worker.refused_at
+        return 4 * len(self._table) < 3 * in_index or 4 * worker.count < 3 * of_worker
+
+    def _gap(self, worker: _WorkerBlocks, text: str) -> EventGap:
+        self._forget(worker)
+        self.counts.gaps += 1
+        return EventGap(text)
+
+    def _forget(self, worker: _WorkerBlocks) -> None:
+        self._clear(worker)
+        worker.is_known = False
+        self._known_bits &= ~(1 << worker.number)
+
+    def _clear(self, worker: _WorkerBlocks) -> None:
+        if worker.count:
+            self._table.forget(worker.number)
+        worker.count = 0
+        worker.refused_at = None
+
+    # --- questions --------------------------------------------------------------------------
+
+    def hits(self, prompt: Sequence[BlockHash]) -> PrefixHits:
+        """What every worker of the pool holds of a prompt.
+
+        Costs about log2(blocks of the prompt) probes for each different length of hit.
+        """
+        holders_of = self._table.holders
+        blocks: dict[WorkerId, int] = {}
+        holders: list[tuple[int, int]] = []
+        # Between two positions with their holders, the longest first: some end there.
+        spans = [(-1, self._known_bits, len(prompt), 0)]
+        while spans:
+            low, low_bits, high, high_bits = spans.pop()
+            if low_bits == high_bits:
+                continue
+            if high - low > 1:
+                middle = (low + high) // 2
+                bits = holders_of(prompt[middle]) & low_bits | high_bits
+                spans.append((low, low_bits, middle, bits))
+                spans.append((middle, bits, high, high_bits))
+            elif high > 0:
+                holders.append((high, low_bits.bit_count()))
+                for number in _numbers_in(low_bits & ~high_bits):
+                    blocks[self._names[number]] = high
+        return PrefixHits(blocks, tuple(holders))
+
+    def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
+        """How many leading blocks of `prompt` one worker holds."""
+        return self.hits(prompt).blocks.get(worker_id, 0)
+
+    def worker(self, worker_id: WorkerId) -> IndexedWorker:
+        """What is known of one worker."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return IndexedWorker(0, is_known=False, is_full=False)
+        return IndexedWorker(worker.count, worker.is_known, worker.is_full)
+
+    def report(self) -> IndexReport:
+        """How the index is doing."""
+        return IndexReport(
+            workers=len(self._workers),
+            known_workers=self._known_bits.bit_count(),
+            blocks=len(self._table),
+            nbytes=self._table.nbytes,
+            nbytes_max=self._table.nbytes_max,
+            counts=replace(self.counts),
+        )
+
+    def blocks(self, worker_id: WorkerId) -> frozenset[int]:
+        """All blocks known of one worker. Looks at the whole index."""
+        worker = self._workers.get(worker_id)
+        return frozenset() if worker is None else frozenset(self._table.blocks_of(worker.number))
+
+
+def _parts_of(hashes: Sequence[BlockHash]) -> Iterator[Sequence[BlockHash]]:
+    step = INDEXED_BLOCKS_APPLIED_AT_ONCE
+    return (hashes[start : start + step] for start in range(0, len(hashes), step))
+
+
+def _numbers_in(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

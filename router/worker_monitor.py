@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import (
     KV_EVENTS_RETRY_S,
+    KV_EVENTS_SILENCE_MAX_S,
     WORKER_STATUS_FAILURES_MAX,
     WORKER_STATUS_TIMEOUT_S,
 )
@@ -48,6 +49,8 @@ class WorkerMonitor:
         self.last_status: WorkerStatus | None = None
         self.is_late = False
         """Whether it answered before, is connected, and let the last few calls time out."""
+        self.events_heard_at: float | None = None
+        """When the last KV events, or the sign that there are none, came; None before the first."""
         self._client = client
         self._loads = loads
         self._index = index
@@ -55,26 +58,40 @@ class WorkerMonitor:
         self._interval_s = interval_s
         self._on_reachable = on_reachable
         self._failures = 0
+        self._has_ended = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to follow the worker. Whoever starts it makes the first `check`."""
-        self._tasks = [
-            asyncio.create_task(self._guard(self._poll_status())),
-            asyncio.create_task(self._guard(self._follow_events())),
-        ]
+        """Begin to follow the worker. Whoever starts it makes the first `check`.
 
-    async def stop(self) -> None:
-        """Stop following; the worker's blocks are forgotten before anything is awaited."""
-        self._index.drop(self.info.worker_id)
+        A worker that drains is asked for its status alone: what it holds is of no more use.
+        """
+        self._tasks = [asyncio.create_task(self._guard(self._poll_status()))]
+        if not self.info.is_draining:
+            self._index.join(self.info.worker_id, self.info.incarnation)
+            self._tasks.append(asyncio.create_task(self._guard(self._follow_events())))
+
+    def take_over(self, former: WorkerMonitor) -> None:
+        """Know what another monitor of the same process knew; before `start`."""
+        self.is_reachable = former.is_reachable
+        self.is_late = former.is_late
+        self.last_status = former.last_status
+
+    def end(self) -> None:
+        """Stop following, at once: nothing that is still under way changes anything any more."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._index.leave(self.info.worker_id)
         for task in self._tasks:
             task.cancel()
+
+    async def stop(self) -> None:
+        """`end`, and wait until all that was under way has noticed."""
+        self.end()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        # A batch may have been applied between the first line and the end of the task.
-        self._tasks = []
-        self._index.drop(self.info.worker_id)
 
     async def check(self) -> None:
         """Ask for the status once; bounded by `WORKER_STATUS_TIMEOUT_S`."""
@@ -82,7 +99,11 @@ class WorkerMonitor:
         try:
             status = await self._client.status(WORKER_STATUS_TIMEOUT_S)
         except KvferryError as error:
-            self._note_failure(error)
+            if not self._has_ended:
+                self._note_failure(error)
+            return
+        if self._has_ended:
+            # By now its name may be that of another process, or its role another one.
             return
         self._failures = 0
         self.is_late = False
@@ -117,18 +138,34 @@ class WorkerMonitor:
     async def _follow_events(self) -> None:
         """Subscribe for ever: a new subscription begins with a snapshot, which mends a gap."""
         while True:
+            began_at = self._clock.now()
             try:
-                async with contextlib.aclosing(self._client.kv_events()) as batches:
-                    async for batch in batches:
-                        if batch.incarnation == self.info.incarnation:
-                            self._index.apply(batch)
+                await self._read_events()
+                reason = "the worker ended the stream"
             except (EventGap, KvferryError) as error:
-                _log.info(
-                    "KV events interrupted",
-                    extra={"worker_id": self.info.worker_id, "reason": str(error)},
-                )
-            self._index.drop(self.info.worker_id)
-            await asyncio.sleep(KV_EVENTS_RETRY_S)
+                reason = str(error)
+            except TimeoutError:
+                reason = f"not even a mark for {KV_EVENTS_SILENCE_MAX_S:g} s"
+            _log.info(
+                "KV events interrupted",
+                extra={"worker_id": self.info.worker_id, "reason": reason},
+            )
+            self._index.lose(self.info.worker_id)
+            # At once after a stream that served for a while.
+            await asyncio.sleep(max(0.0, began_at + KV_EVENTS_RETRY_S - self._clock.now()))
+
+    async def _read_events(self) -> None:
+        """Apply one subscription to its end. Raises `EventGap`, `KvferryError`, `TimeoutError`."""
+        loop = asyncio.get_running_loop()
+        async with (
+            contextlib.aclosing(self._client.kv_events()) as batches,
+            asyncio.timeout(KV_EVENTS_SILENCE_MAX_S) as silence,
+        ):
+            async for batch in batches:
+                silence.reschedule(loop.time() + KV_EVENTS_SILENCE_MAX_S)
+                self.events_heard_at = self._clock.now()
+                for _ in self._index.steps(batch):
+                    await asyncio.sleep(0)
 
     async def _guard(self, loop: Coroutine[None, None, None]) -> None:
         """Outermost frame of a task: a bug of ours costs this worker, visibly."""
@@ -136,5 +173,5 @@ class WorkerMonitor:
             await loop
         except Exception:  # noqa: BLE001 - ends the task, with the reason in the log
             _log.exception("monitor failed", extra={"worker_id": self.info.worker_id})
-            self._index.drop(self.info.worker_id)
+            self._index.leave(self.info.worker_id)
             self._set_reachable(False)

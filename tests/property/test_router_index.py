@@ -26,6 +26,7 @@ class IndexMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index = PrefixIndex()
+        self.index.join(WORKER, Incarnation(1))
         self.held = [0] * CHAINS
         self.incarnation = 1
         self.sequence = 0
@@ -78,7 +79,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.held = [0] * CHAINS
         self.is_following = False
         self.last = None
-        self.index.drop(WORKER)
+        self.index.join(WORKER, Incarnation(self.incarnation))
 
     @invariant()
     def hits_are_exact_while_following(self) -> None:

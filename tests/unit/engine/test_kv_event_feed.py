@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.kv_event_feed import KvEventFeed, Subscribe, Unsubscribe, blocks_in
+from kvferry.clock import ManualClock
 from kvferry.errors import InternalError
 from kvferry.ids import ExtraKey, Incarnation, WorkerId
 from kvferry.kv_events import (
@@ -17,7 +18,7 @@ from kvferry.kv_events import (
     KvEventBatch,
     prompt_block_hashes,
 )
-from kvferry.limits import KV_EVENTS_BUFFERED_MAX
+from kvferry.limits import KV_EVENTS_BUFFERED_MAX, KV_EVENTS_MARK_INTERVAL_S
 from tests.support.engine_bench import EngineBench
 
 
@@ -55,7 +56,7 @@ class Reader:
 
 
 def _feed(bench: EngineBench) -> KvEventFeed:
-    return KvEventFeed(bench.kv_cache, WorkerId("w"), Incarnation(5))
+    return KvEventFeed(bench.kv_cache, WorkerId("w"), Incarnation(5), ManualClock())
 
 
 def _answer(bench: EngineBench, feed: KvEventFeed, number: int, length: int = 40) -> list[int]:
@@ -98,7 +99,6 @@ def test_late_reader_begins_with_a_snapshot() -> None:
     reader = Reader()
     feed.handle(Subscribe(reader))
     assert reader.batches[0].snapshot
-    assert reader.batches[0].sequence == 0
     assert reader.blocks == set(bench.kv_cache.snapshot_blocks()) != set()
 
 
@@ -116,8 +116,54 @@ def test_reader_that_falls_behind_converges_by_one_snapshot() -> None:
     assert len(reader.batches) == 1, "a snapshot for a reader that still has batches to read"
     reader.caught_up = True
     feed.flush()
-    assert [batch.snapshot for batch in reader.batches] == [True, True]
-    assert reader.batches[-1].sequence == 1
+    assert [(batch.snapshot, batch.sequence) for batch in reader.batches] == [(True, 0), (True, 5)]
+    assert reader.blocks == set(bench.kv_cache.snapshot_blocks())
+
+
+def test_every_reader_sees_the_same_numbers() -> None:
+    bench = EngineBench(num_slots=128)
+    feed = _feed(bench)
+    _answer(bench, feed, 0)
+    readers = [Reader(), Reader()]
+    for number, reader in enumerate(readers, start=1):
+        feed.handle(Subscribe(reader))
+        _answer(bench, feed, number)
+    first, second = ([(b.snapshot, b.sequence) for b in reader.batches] for reader in readers)
+    assert first == [(True, 1), (False, 2), (False, 3)]
+    assert second == [(True, 2), (False, 3)]
+    assert readers[0].batches[-1] == readers[1].batches[-1]
+
+
+def test_marks_tell_the_number_of_the_last_changes_to_who_has_read_all() -> None:
+    bench, clock = EngineBench(num_slots=128), ManualClock()
+    feed = KvEventFeed(bench.kv_cache, WorkerId("w"), Incarnation(5), clock)
+    feed.tick()
+    assert feed.next_deadline() is None
+    reader, busy = Reader(), Reader(caught_up=False)
+    feed.handle(Subscribe(reader))
+    feed.handle(Subscribe(busy))
+    _answer(bench, feed, 1)
+    assert feed.next_deadline() == KV_EVENTS_MARK_INTERVAL_S
+    feed.tick()
+    assert len(reader.batches) == 2
+    clock.advance(KV_EVENTS_MARK_INTERVAL_S)
+    feed.tick()
+    feed.tick()
+    mark = KvEventBatch(WorkerId("w"), Incarnation(5), 1, False, ())
+    assert reader.batches[2:] == [mark]
+    assert len(busy.batches) == 2
+
+
+def test_a_mark_never_overtakes_changes() -> None:
+    bench, clock = EngineBench(num_slots=128), ManualClock()
+    feed = KvEventFeed(bench.kv_cache, WorkerId("w"), Incarnation(5), clock)
+    reader = Reader()
+    feed.handle(Subscribe(reader))
+    clock.advance(KV_EVENTS_MARK_INTERVAL_S)
+    bench.submit("r", list(range(10, 60)))
+    bench.run()
+    feed.tick()
+    assert [(bool(b.events), b.sequence) for b in reader.batches[1:]] == [(True, 1), (False, 1)]
     assert reader.blocks == set(bench.kv_cache.snapshot_blocks())
 
 
