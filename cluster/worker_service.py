@@ -6,21 +6,17 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from decode_worker.attempt_stream import AttemptStream
-from decode_worker.intake import CancelAttempt, EndSample, StartAttempt
+from decode_worker.attempt_exchange import AttemptExchange
 from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
 from kvferry.convert import (
     accounts_to_wire,
-    attempt_output_to_wire,
-    attempt_request_from_wire,
     audit_report_to_wire,
     host_accounts_to_wire,
     kv_batch_to_wire,
     load_to_wire,
 )
 from kvferry.errors import DeadlineExceeded, WorkerUnavailable
-from kvferry.ids import Attempt, AttemptId, RequestId
 from kvferry.limits import AUDIT_TIMEOUT_S, WRITER_CHECK_INTERVAL_S
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.rpc.v1 import worker_pb2_grpc
@@ -44,31 +40,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._info = info
         self._step_loop = step_loop
 
-    async def Generate(
-        self, request: worker.AttemptRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[worker.AttemptOutput]:
-        """Run one attempt. The end of the call, however it comes, ends the attempt."""
+    async def Attempts(
+        self,
+        request_iterator: AsyncIterator[worker.AttemptCommands],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        """Run the attempts of one router. The end of the call, however it comes, ends them."""
         async with status_of_errors(context):
-            self._require_incarnation(request.incarnation)
-            attempt = attempt_request_from_wire(request)
-            stream = AttemptStream(attempt.sampling.n)
-            self._step_loop.post(StartAttempt(attempt, stream))
-            try:
-                async for output in stream.outputs(self._step_loop.is_alive):
-                    yield attempt_output_to_wire(output)
-            finally:
-                # A no-op for an attempt that has ended.
-                self._step_loop.post(CancelAttempt(attempt.id, stream))
-
-    async def EndSample(
-        self, request: worker.EndSampleRequest, context: grpc.aio.ServicerContext
-    ) -> worker.EndSampleResponse:
-        """Pass the wish on; what comes of it is seen in the attempt's stream."""
-        async with status_of_errors(context):
-            self._require_incarnation(request.incarnation)
-            attempt_id = AttemptId(RequestId(request.request_id), Attempt(request.attempt))
-            self._step_loop.post(EndSample(attempt_id, request.sample))
-        return worker.EndSampleResponse()
+            await AttemptExchange(self._info, self._step_loop).run(context)
 
     async def KvEvents(
         self, request: worker.KvEventsRequest, context: grpc.aio.ServicerContext
@@ -111,10 +90,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return worker.WorkerAuditResponse(
             incarnation=self._info.incarnation, report=audit_report_to_wire(report)
         )
-
-    def _require_incarnation(self, incarnation: int) -> None:
-        if incarnation != self._info.incarnation:
-            raise WorkerUnavailable(f"incarnation {incarnation} of {self._info.worker_id} is gone")
 
     async def _run_audit(self) -> AuditReport:
         loop = asyncio.get_running_loop()

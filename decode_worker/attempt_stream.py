@@ -1,52 +1,25 @@
-"""From the engine thread to one gRPC call: outputs in order, then exactly one end."""
+"""From the engine thread to the event loop: what attempts say, in order."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
-
-from kvferry.errors import KvferryError, WorkerUnavailable
-from kvferry.limits import WRITER_CHECK_INTERVAL_S
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    import asyncio
 
+    from kvferry.errors import KvferryError
     from kvferry.generation import AttemptOutput
 
 
-class AttemptStream:
-    """One attempt's outputs. Written through an `Outbox`, read on the event loop.
+class AttemptStream(Protocol):
+    """Where one attempt's outputs go: in order, then exactly one end.
 
-    Not bounded by itself: a sample has at most `max_tokens` outputs with tokens.
+    The end is an error, or the output with which the last of its samples finishes.
     """
 
-    def __init__(self, samples: int = 1) -> None:
-        self._samples_left = samples
-        self._queue: asyncio.Queue[AttemptOutput | KvferryError] = asyncio.Queue()
-
-    async def outputs(self, is_alive: Callable[[], bool]) -> AsyncIterator[AttemptOutput]:
-        """Outputs up to and with the `finish` of the last sample. Raises the error that ended it.
-
-        `is_alive` tells whether somebody still writes; once it is False and nothing is left to
-        read, `WorkerUnavailable` is raised.
-        """
-        while True:
-            try:
-                item = await asyncio.wait_for(self._queue.get(), WRITER_CHECK_INTERVAL_S)
-            except TimeoutError:
-                if is_alive():
-                    continue
-                raise WorkerUnavailable("the engine has stopped") from None
-            if isinstance(item, KvferryError):
-                raise item
-            yield item
-            self._samples_left -= item.finish is not None
-            if self._samples_left == 0:
-                return
-
     def deliver(self, item: AttemptOutput | KvferryError) -> None:
-        """Make `item` readable. On the event loop."""
-        self._queue.put_nowait(item)
+        """Take the next one. On the event loop."""
+        ...
 
 
 class Outbox:

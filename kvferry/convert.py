@@ -215,17 +215,19 @@ def logprobs_from_wire(message: inference.TokenLogprobs) -> TokenLogprobs:
     )
 
 
-def attempt_output_to_wire(output: AttemptOutput) -> worker.AttemptOutput:
-    """Tokens of one output either all carry logprobs or none does."""
+def attempt_output_to_wire(output: AttemptOutput, number: int) -> worker.AttemptOutput:
+    """Tokens of one output either all carry logprobs or none does. `number` is the attempt's."""
     message = worker.AttemptOutput(
+        number=number,
         token_ids=[token.token_id for token in output.tokens],
-        logprobs=[
+        sample=output.sample,
+    )
+    if output.tokens and output.tokens[0].logprobs is not None:
+        message.logprobs.extend(
             logprobs_to_wire(token.logprobs)
             for token in output.tokens
             if token.logprobs is not None
-        ],
-        sample=output.sample,
-    )
+        )
     if output.finish is not None:
         reason = _FINISH_TO_WIRE[output.finish.reason]
         usage = _usage_fields(output.finish.usage)
@@ -236,7 +238,7 @@ def attempt_output_to_wire(output: AttemptOutput) -> worker.AttemptOutput:
 
 
 def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
-    """The inverse of `attempt_output_to_wire`."""
+    """The inverse of `attempt_output_to_wire`, but for the number."""
     finish = None
     if message.HasField("finish"):
         finish = AttemptFinish(
@@ -244,11 +246,13 @@ def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
             usage=AttemptUsage(**_usage_fields(message.finish)),
         )
     usage = AttemptUsage(**_usage_fields(message.usage)) if message.HasField("usage") else None
-    logprobs = [logprobs_from_wire(entry) for entry in message.logprobs]
-    tokens = tuple(
-        OutputToken(token_id, logprobs[position] if logprobs else None)
-        for position, token_id in enumerate(message.token_ids)
-    )
+    if message.logprobs:
+        tokens = tuple(
+            OutputToken(token_id, logprobs_from_wire(entry))
+            for token_id, entry in zip(message.token_ids, message.logprobs, strict=True)
+        )
+    else:
+        tokens = tuple(map(OutputToken, message.token_ids))
     return AttemptOutput(tokens, finish, usage, message.sample)
 
 

@@ -108,6 +108,7 @@ class Overloaded(KvferryError):
 
     def __init__(self, what: str, retry_after_s: float) -> None:
         super().__init__(f"{what}; retry after {retry_after_s:g} s")
+        self.what = what
         self.retry_after_s = retry_after_s
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from kvferry.errors import KvferryError, UnknownWorker, WorkerUnavailable
 from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 from kvferry.membership import Membership, Role
+from router.grpc_worker_client import GrpcWorkerClient
 from router.load import LoadBook
 from router.policy import ClusterView, WorkerView
 from router.prefix_index import PrefixIndex
-from router.worker_client import GrpcWorkerClient
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
 from router.attempts import AttemptRunner
 from router.fleet import Fleet
+from router.grpc_worker_client import GrpcWorkerClient
 from router.model_card import read_model_card
 from router.policy import CostModel
 from router.request import ChatInput, TextInput
@@ -32,7 +33,6 @@ from router.validation import (
     encode_prompt,
     fit_to_context,
 )
-from router.worker_client import GrpcWorkerClient
 
 if TYPE_CHECKING:
     import random

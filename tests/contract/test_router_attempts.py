@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from kvferry.accounts import WorkerLoad
+from kvferry.errors import DuplicateRequest, InternalError, InvalidInput, Overloaded
 from kvferry.ids import new_incarnation
 from kvferry.kv_events import (
     AllBlocksCleared,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from kvferry.errors import KvferryError
     from kvferry.kv_events import BlockHash
 
 Request = inference_pb2.GenerateRequest
@@ -139,17 +141,17 @@ def test_after_the_first_token_the_stream_ends_with_the_reason(directory: Path) 
 
 
 @pytest.mark.parametrize(
-    ("code", "seen"),
+    ("error", "seen"),
     [
-        (grpc.StatusCode.INTERNAL, "INTERNAL"),
-        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
-        (grpc.StatusCode.UNKNOWN, "INTERNAL"),
+        (InternalError("a bug"), "INTERNAL"),
+        (InvalidInput("sampling", "is odd"), "INVALID_ARGUMENT"),
+        (DuplicateRequest("twice"), "INTERNAL"),
     ],
 )
 def test_what_would_fail_again_is_not_tried_again(
-    directory: Path, code: grpc.StatusCode, seen: str
+    directory: Path, error: KvferryError, seen: str
 ) -> None:
-    worker = FakeWorker("w", script=lambda _: Script(fail_after=0, fail_code=code))
+    worker = FakeWorker("w", script=lambda _: Script(fail_after=0, fail_with=error))
 
     async def test(bench: RouterBench) -> None:
         assert (await error_of(bench)).code().name == seen
@@ -159,11 +161,7 @@ def test_what_would_fail_again_is_not_tried_again(
 
 
 def test_an_overloaded_worker_passes_its_hint_on(directory: Path) -> None:
-    script = Script(
-        fail_after=0,
-        fail_code=grpc.StatusCode.RESOURCE_EXHAUSTED,
-        fail_trailing=(("grpc-retry-pushback-ms", "250"),),
-    )
+    script = Script(fail_after=0, fail_with=Overloaded("the queue is full", 0.25))
     worker = FakeWorker("w", script=lambda _: script)
 
     async def test(bench: RouterBench) -> None:
@@ -176,7 +174,7 @@ def test_an_overloaded_worker_passes_its_hint_on(directory: Path) -> None:
 
 
 def test_an_overloaded_worker_sends_a_request_to_another(directory: Path) -> None:
-    script = Script(fail_after=0, fail_code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    script = Script(fail_after=0, fail_with=Overloaded("the queue is full", 0.25))
     full = FakeWorker("full", script=lambda _: script)
 
     async def test(bench: RouterBench) -> None:

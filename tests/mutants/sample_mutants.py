@@ -60,10 +60,10 @@ SAMPLE_MUTANTS = (
     Mutant(
         "attempt-ends-with-its-first-sample",
         "An attempt ends when all its samples have.",
-        "decode_worker/attempt_stream.py",
-        "            if self._samples_left == 0:\n",
+        "decode_worker/attempt_exchange.py",
+        "            if attempt.samples_left == 0:\n",
         "            if item.finish is not None:\n",
-        ("tests/unit/decode_worker/test_intake.py",),
+        ("tests/unit/decode_worker/test_attempt_exchange.py",),
     ),
     Mutant(
         "cancel-leaves-siblings",

@@ -12,15 +12,18 @@ import grpc.aio
 from kvferry import convert
 from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
 from kvferry.audit_report import AuditReport
+from kvferry.error_wire import attempt_error_to_wire
+from kvferry.errors import WorkerUnavailable
 from kvferry.generation import (
     AttemptFinish,
     AttemptOutput,
     AttemptUsage,
     FinishReason,
     OutputToken,
+    SampleProgress,
     TokenLogprobs,
 )
-from kvferry.ids import Attempt, AttemptId, Incarnation, RequestId, WorkerId, new_incarnation
+from kvferry.ids import AttemptId, Incarnation, WorkerId, new_incarnation
 from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -28,13 +31,14 @@ from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvferry.errors import KvferryError
     from kvferry.generation import AttemptRequest
     from kvferry.kv_events import KvEvent
 
 
 @dataclass(slots=True)
 class Script:
-    """How a fake worker answers `Generate`."""
+    """How a fake worker answers an attempt."""
 
     tokens: tuple[int, ...] = ()
     """Empty: echo the prompt."""
@@ -42,11 +46,10 @@ class Script:
     """Tokens of each sample; empty: `tokens` for all of them. They come in turn."""
     reason: FinishReason = FinishReason.STOP
     fail_after: int | None = None
-    """Abort with `fail_code` after this many tokens, of all samples together."""
-    fail_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-    fail_trailing: tuple[tuple[str, str], ...] = ()
+    """End with `fail_with` after this many tokens, of all samples together."""
+    fail_with: KvferryError = field(default_factory=lambda: WorkerUnavailable("scripted failure"))
     hang_after: int | None = None
-    """Stop answering, without ending the call, after this many tokens."""
+    """Stop answering, without an end, after this many tokens."""
     logprob: float | None = None
     """Of every token; None reports none."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
@@ -69,7 +72,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     host_accounts: HostAccounts | None = None
     requests: list[AttemptRequest] = field(default_factory=list)
     cancelled: list[AttemptId] = field(default_factory=list)
-    """Attempts whose call was cancelled."""
+    """Attempts that were cancelled, or whose stream ended before they did."""
+    streams: int = 0
+    """Of attempts, opened so far."""
     ended_samples: list[tuple[AttemptId, int]] = field(default_factory=list)
     """What it was asked to end. It goes on all the same, like one that has not heard yet."""
     subscriptions: int = 0
@@ -109,46 +114,15 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             WorkerId(self.worker_id), self.incarnation, self._sequence, snapshot, events
         )
 
-    async def Generate(self, message: Any, context: Any) -> None:
-        request = convert.attempt_request_from_wire(message)
-        self.requests.append(request)
-        script = self.script(request)
-        tokens = script.tokens or tuple(request.prompt.tolist())
-        samples = script.samples or request.sampling.n * (tokens,)
-        turns = [
-            (sample, position)
-            for position in range(max(map(len, samples)))
-            for sample, answer in enumerate(samples)
-            if position < len(answer)
-        ]
+    async def Attempts(self, messages: Any, context: Any) -> None:
+        self.streams += 1
+        exchange = _Exchange(self, context)
         try:
-            if script.early_usage is not None:
-                early = AttemptOutput((), usage=script.early_usage)
-                await context.write(convert.attempt_output_to_wire(early))
-            for sent, (sample, position) in enumerate(turns):
-                if script.fail_after is not None and sent >= script.fail_after:
-                    break
-                if script.hang_after is not None and sent >= script.hang_after:
-                    await asyncio.Event().wait()
-                token = _output_token(samples[sample][position], script.logprob)
-                finish = None
-                is_last = position + 1 == len(samples[sample])
-                if is_last and script.fail_after is None and script.hang_after is None:
-                    finish = AttemptFinish(script.reason, script.usage)
-                output = AttemptOutput((token,), finish, sample=sample)
-                await context.write(convert.attempt_output_to_wire(output))
-            if script.hang_after is not None:
-                await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.append(request.id)
-            raise
-        if script.fail_after is not None:
-            await context.abort(script.fail_code, "scripted failure", script.fail_trailing)
-
-    async def EndSample(self, message: Any, context: Any) -> Any:
-        attempt_id = AttemptId(RequestId(message.request_id), Attempt(message.attempt))
-        self.ended_samples.append((attempt_id, message.sample))
-        return worker_pb2.EndSampleResponse()
+            async for message in messages:
+                for command in message.commands:
+                    exchange.obey(command)
+        finally:
+            await exchange.end()
 
     async def KvEvents(self, message: Any, context: Any) -> None:
         queue: asyncio.Queue[KvEventBatch] = asyncio.Queue()
@@ -181,6 +155,87 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerAuditResponse(
             incarnation=self.incarnation, report=convert.audit_report_to_wire(report)
         )
+
+
+class _Exchange:
+    """Attempts on one stream, each answered by a task of its own."""
+
+    def __init__(self, fake: FakeWorker, context: Any) -> None:
+        self._fake = fake
+        self._context = context
+        self._ids: dict[int, AttemptId] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._writing = asyncio.Lock()
+
+    def obey(self, command: Any) -> None:
+        number = command.number
+        match command.WhichOneof("command"):
+            case "start":
+                request = convert.attempt_request_from_wire(command.start.attempt)
+                self._fake.requests.append(request)
+                self._ids[number] = request.id
+                self._tasks[number] = asyncio.create_task(self._answer(number, request))
+            case "cancel":
+                self._tasks[number].cancel()
+            case "end_sample":
+                ended = (self._ids[number], command.end_sample.sample)
+                self._fake.ended_samples.append(ended)
+
+    async def end(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _answer(self, number: int, request: AttemptRequest) -> None:
+        try:
+            await self._play(number, self._fake.script(request), request)
+        except asyncio.CancelledError:
+            self._fake.cancelled.append(request.id)
+            raise
+
+    async def _play(self, number: int, script: Script, request: AttemptRequest) -> None:
+        tokens = script.tokens or tuple(request.prompt.tolist())
+        samples = script.samples or request.sampling.n * (tokens,)
+        told = request.resumed or request.sampling.n * (SampleProgress(),)
+        turns = [
+            (sample, position)
+            for position in range(max(map(len, samples)))
+            for sample, answer in enumerate(samples)
+            if not told[sample].is_done and len(told[sample].token_ids) <= position < len(answer)
+        ]
+        if script.early_usage is not None:
+            await self._say(number, AttemptOutput((), usage=script.early_usage))
+        for sample, (progress, answer) in enumerate(zip(told, samples, strict=False)):
+            if not progress.is_done and len(progress.token_ids) == len(answer):
+                finish = AttemptFinish(script.reason, script.usage)
+                await self._say(number, AttemptOutput((), finish, sample=sample))
+        for sent, (sample, position) in enumerate(turns):
+            if script.fail_after is not None and sent >= script.fail_after:
+                break
+            if script.hang_after is not None and sent >= script.hang_after:
+                await asyncio.Event().wait()
+            token = _output_token(samples[sample][position], script.logprob)
+            finish = None
+            is_last = position + 1 == len(samples[sample])
+            if is_last and script.fail_after is None and script.hang_after is None:
+                finish = AttemptFinish(script.reason, script.usage)
+            await self._say(number, AttemptOutput((token,), finish, sample=sample))
+        if script.hang_after is not None:
+            await asyncio.Event().wait()
+        events = worker_pb2.AttemptEvents()
+        if script.fail_after is None:
+            events.ended.append(number)
+        else:
+            events.errors.append(attempt_error_to_wire(number, script.fail_with))
+        await self._write(events)
+
+    async def _say(self, number: int, output: AttemptOutput) -> None:
+        message = convert.attempt_output_to_wire(output, number)
+        await self._write(worker_pb2.AttemptEvents(outputs=[message]))
+
+    async def _write(self, events: Any) -> None:
+        async with self._writing:
+            await self._context.write(events)
 
 
 def _output_token(token_id: int, logprob: float | None) -> OutputToken:

@@ -6,6 +6,66 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class AttemptCommands(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[AttemptCommand]
+    def __init__(self, commands: _Optional[_Iterable[_Union[AttemptCommand, _Mapping]]] = ...) -> None: ...
+
+class AttemptCommand(_message.Message):
+    __slots__ = ("number", "start", "cancel", "end_sample")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    END_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    start: StartAttempt
+    cancel: CancelAttempt
+    end_sample: EndSample
+    def __init__(self, number: _Optional[int] = ..., start: _Optional[_Union[StartAttempt, _Mapping]] = ..., cancel: _Optional[_Union[CancelAttempt, _Mapping]] = ..., end_sample: _Optional[_Union[EndSample, _Mapping]] = ...) -> None: ...
+
+class StartAttempt(_message.Message):
+    __slots__ = ("attempt", "timeout_s")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    attempt: AttemptRequest
+    timeout_s: float
+    def __init__(self, attempt: _Optional[_Union[AttemptRequest, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class CancelAttempt(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndSample(_message.Message):
+    __slots__ = ("sample",)
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    sample: int
+    def __init__(self, sample: _Optional[int] = ...) -> None: ...
+
+class AttemptEvents(_message.Message):
+    __slots__ = ("outputs", "errors", "ended")
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[AttemptOutput]
+    errors: _containers.RepeatedCompositeFieldContainer[AttemptError]
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[AttemptOutput, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[AttemptError, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AttemptError(_message.Message):
+    __slots__ = ("number", "kind", "message", "field", "retry_after_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: str
+    message: str
+    field: str
+    retry_after_s: float
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
 class AttemptRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority", "resumed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -49,34 +109,20 @@ class PrefillSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AttemptOutput(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish", "usage", "sample")
+    __slots__ = ("token_ids", "logprobs", "finish", "usage", "sample", "number")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     finish: AttemptFinish
     usage: AttemptUsage
     sample: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ..., sample: _Optional[int] = ...) -> None: ...
-
-class EndSampleRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "incarnation", "sample")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SAMPLE_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    attempt: int
-    incarnation: int
-    sample: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
-
-class EndSampleResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    number: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ..., sample: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class AttemptUsage(_message.Message):
     __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "host_hit_tokens")

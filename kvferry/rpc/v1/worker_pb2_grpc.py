@@ -34,15 +34,10 @@ class WorkerStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Generate = channel.unary_stream(
-                '/kvferry.rpc.v1.Worker/Generate',
-                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.SerializeToString,
-                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.FromString,
-                _registered_method=True)
-        self.EndSample = channel.unary_unary(
-                '/kvferry.rpc.v1.Worker/EndSample',
-                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.SerializeToString,
-                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.FromString,
+        self.Attempts = channel.stream_stream(
+                '/kvferry.rpc.v1.Worker/Attempts',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptCommands.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptEvents.FromString,
                 _registered_method=True)
         self.KvEvents = channel.unary_stream(
                 '/kvferry.rpc.v1.Worker/KvEvents',
@@ -64,17 +59,11 @@ class WorkerStub(object):
 class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Generate(self, request, context):
-        """One attempt of a request. Cancelling the call aborts the attempt, all samples of it. The stream
-        ends with the last of its `sampling.n` samples.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndSample(self, request, context):
-        """Ends one sample of a running attempt, whose text has met a stop string; the others go on. Unknown
-        and ended ones are ignored.
+    def Attempts(self, request_iterator, context):
+        """Every attempt of one router, on one stream for as long as both live. The router tells of starts,
+        cancels and samples it needs no more of; the worker of outputs and ends, all that a turn of its
+        engine has made for this router in one message. Each attempt that was started gets exactly one
+        end. The end of the stream, however it comes, ends every attempt on it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,15 +92,10 @@ class WorkerServicer(object):
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Generate': grpc.unary_stream_rpc_method_handler(
-                    servicer.Generate,
-                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.FromString,
-                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.SerializeToString,
-            ),
-            'EndSample': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndSample,
-                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.FromString,
-                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.SerializeToString,
+            'Attempts': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attempts,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptCommands.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptEvents.SerializeToString,
             ),
             'KvEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.KvEvents,
@@ -140,7 +124,7 @@ class Worker(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Generate(request,
+    def Attempts(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -150,39 +134,12 @@ class Worker(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/kvferry.rpc.v1.Worker/Generate',
-            kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptRequest.SerializeToString,
-            kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptOutput.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EndSample(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/kvferry.rpc.v1.Worker/EndSample',
-            kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleRequest.SerializeToString,
-            kvferry_dot_rpc_dot_v1_dot_worker__pb2.EndSampleResponse.FromString,
+            '/kvferry.rpc.v1.Worker/Attempts',
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptCommands.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.AttemptEvents.FromString,
             options,
             channel_credentials,
             insecure,

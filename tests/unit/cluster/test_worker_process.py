@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+from queue import SimpleQueue
 
 import grpc
 import numpy as np
@@ -100,11 +101,17 @@ def test_a_rank_that_fails_ends_the_engine_with_its_reason(config):
             cache_use=CacheUse(ExtraKey("")),
             source=None,
         )
-        message = attempt_request_to_wire(attempt, info.incarnation)
-        call = worker_pb2_grpc.WorkerStub(channel).Generate(message, timeout=20.0)
-        with pytest.raises(grpc.RpcError) as failed:
-            list(call)
-    assert "rank 1 failed: ValueError('out of luck')" in failed.value.details()
+        start = worker_pb2.StartAttempt(
+            attempt=attempt_request_to_wire(attempt, info.incarnation), timeout_s=20.0
+        )
+        command = worker_pb2.AttemptCommand(number=1, start=start)
+        commands = SimpleQueue()
+        commands.put(worker_pb2.AttemptCommands(commands=[command]))
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        call = stub.Attempts(iter(commands.get, None), timeout=20.0)
+        errors = next(events for events in call if events.errors).errors
+        commands.put(None)
+    assert "rank 1 failed: ValueError('out of luck')" in errors[0].message
     wait_until("engine ended", lambda: not made.is_alive(), within_s=5.0)
     made.stop()
 

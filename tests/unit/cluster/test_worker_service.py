@@ -11,6 +11,7 @@ import pytest
 
 from cluster import worker_service
 from cluster.worker_service import WorkerService
+from decode_worker import attempt_exchange
 from decode_worker.intake import CancelAttempt, EndSample, StartAttempt
 from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe
@@ -24,7 +25,8 @@ from kvferry.kv_events import BlockHash, BlocksStored, KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2_grpc
 from kvferry.sampling import SamplingParams
-from router.worker_client import GrpcWorkerClient
+from router.grpc_worker_client import GrpcWorkerClient
+from tests.support.router_bench import eventually
 
 
 class FakeStepLoop:
@@ -79,6 +81,7 @@ ATTEMPT = AttemptRequest(
 @pytest.fixture(autouse=True)
 def quick_checks(monkeypatch):
     monkeypatch.setattr(worker_service, "WRITER_CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(attempt_exchange, "WRITER_CHECK_INTERVAL_S", 0.01)
 
 
 def test_an_overloaded_worker_says_when_to_try_again():
@@ -89,7 +92,7 @@ def test_an_overloaded_worker_says_when_to_try_again():
 
     step_loop = FakeStepLoop(Overloaded("the queue is full", 2.5))
     serve(step_loop, scenario)
-    assert step_loop.posted == [StartAttempt, CancelAttempt]
+    assert step_loop.posted == [StartAttempt]
 
 
 def test_another_incarnation_is_refused_as_gone_and_reaches_no_engine():
@@ -118,20 +121,26 @@ def test_a_fault_of_ours_ends_the_call_as_internal():
     serve(Broken(), scenario)
 
 
-@pytest.mark.parametrize(("incarnation", "expected"), [(7, [EndSample]), (6, [])])
-def test_the_end_of_a_sample_reaches_the_engine_it_is_meant_for(incarnation, expected):
+def test_the_end_of_a_sample_and_of_an_attempt_reach_the_engine():
     async def scenario(client):
-        info = client._info
-        client._info = WorkerInfo(info.worker_id, info.role, Incarnation(incarnation), info.address)
         stream = client.generate(ATTEMPT, timeout_s=5.0)
         stream.end_sample(3)
-        (call,) = client._calls
-        assert (await call.code() is grpc.StatusCode.OK) == bool(expected)
+        await eventually(lambda: step_loop.posted == [StartAttempt, EndSample])
         stream.abort(InternalError("enough"))
+        await eventually(lambda: step_loop.posted == [StartAttempt, EndSample, CancelAttempt])
+        with pytest.raises(InternalError, match="enough"):
+            await stream.read()
 
     step_loop = FakeStepLoop()
     serve(step_loop, scenario)
-    assert [event for event in step_loop.posted if event is EndSample] == expected
+
+
+def test_attempts_of_a_dead_engine_end():
+    async def scenario(client):
+        with pytest.raises(WorkerUnavailable, match="decode-0: the engine has stopped"):
+            await client.generate(ATTEMPT, timeout_s=5.0).read()
+
+    serve(FakeStepLoop(alive=False), scenario)
 
 
 def test_kv_events_of_a_dead_engine_end():

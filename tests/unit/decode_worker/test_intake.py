@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from decode_worker.attempt_stream import AttemptStream, Outbox
+from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, EndSample, Intake, StartAttempt
 from kv_transfer.protocol.key import HandoffKey
 from kvferry.cache_key import CacheUse
@@ -32,6 +32,7 @@ from kvferry.generation import (
 )
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.sampling import SamplingParams
+from tests.support.attempt_log import AttemptLog
 from tests.support.digest_model import answer
 from tests.support.engine_bench import EngineBench
 
@@ -92,7 +93,7 @@ class Bench:
             self.returns,
         )
 
-    def start(self, *, source: PrefillSource | None, **options: object) -> AttemptStream:
+    def start(self, *, source: PrefillSource | None, **options: object) -> AttemptLog:
         sampling = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
         prompt = options.pop("prompt", PROMPT)
         attempt = AttemptRequest(
@@ -102,12 +103,12 @@ class Bench:
             cache_use=CacheUse(ExtraKey("")),
             source=source,
         )
-        stream = AttemptStream(attempt.sampling.n)
+        stream = AttemptLog(attempt.sampling.n)
         assert self.intake.handle(StartAttempt(attempt, stream))
         self.intake.tick()
         return stream
 
-    def cancel(self, stream: AttemptStream) -> None:
+    def cancel(self, stream: AttemptLog) -> None:
         attempt_id = AttemptId(RequestId("r"), Attempt(1))
         assert self.intake.handle(CancelAttempt(attempt_id, stream))
 
@@ -123,32 +124,22 @@ class Bench:
         cache.commit(kv, len(PROMPT))
         cache.adopt(kv)
 
-    def read(self, stream: AttemptStream) -> tuple[list[int], AttemptOutput | KvferryError]:
+    def read(self, stream: AttemptLog) -> tuple[list[int], AttemptOutput | KvferryError]:
         """All outputs so far, which must include the end."""
+        outputs, error = self.outputs_of(stream)
+        ids = [token.token_id for output in outputs for token in output.tokens]
+        return ids, outputs[-1] if error is None else error
 
-        async def collect() -> tuple[list[int], AttemptOutput | KvferryError]:
-            ids: list[int] = []
-            last: AttemptOutput | None = None
-            try:
-                async for output in stream.outputs(lambda: False):
-                    ids += [token.token_id for token in output.tokens]
-                    last = output
-            except KvferryError as error:
-                return ids, error
-            assert last is not None
-            return ids, last
-
+    def outputs_of(self, stream: AttemptLog) -> tuple[list[AttemptOutput], KvferryError | None]:
+        """What has reached the event loop."""
         self.intake.flush()
-        return self.loop.run_until_complete(collect())
+        self.loop.run_until_complete(asyncio.sleep(0))
+        return stream.outputs()
 
-    def read_samples(self, stream: AttemptStream, n: int) -> tuple[list[list[int]], list[int]]:
+    def read_samples(self, stream: AttemptLog, n: int) -> tuple[list[list[int]], list[int]]:
         """Tokens of each sample, and the samples in the order of their ends."""
-
-        async def collect() -> list[AttemptOutput]:
-            return [output async for output in stream.outputs(lambda: False)]
-
-        self.intake.flush()
-        outputs = self.loop.run_until_complete(collect())
+        outputs, error = self.outputs_of(stream)
+        assert error is None
         ids: list[list[int]] = [[] for _ in range(n)]
         for output in outputs:
             ids[output.sample] += [token.token_id for token in output.tokens]

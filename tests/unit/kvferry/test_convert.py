@@ -105,12 +105,12 @@ def test_attempt_output(reason):
     logprobs = TokenLogprobs(7, -0.5, ((7, -0.5), (8, -1.5)))
     usage = AttemptUsage(1, 2, 3, 4, 5.5)
     output = AttemptOutput((OutputToken(7, logprobs),), AttemptFinish(reason, usage), sample=5)
-    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output)) == output
+    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output, 4)) == output
 
 
 def test_attempt_output_without_finish_and_logprobs():
     output = AttemptOutput((OutputToken(1), OutputToken(2)))
-    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output)) == output
+    assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output, 4)) == output
 
 
 def test_kv_events_keep_their_order():

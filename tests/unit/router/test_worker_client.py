@@ -15,7 +15,7 @@ from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, Wo
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2_grpc
 from kvferry.sampling import SamplingParams
-from router.worker_client import GrpcWorkerClient
+from router.grpc_worker_client import GrpcWorkerClient
 
 
 class SilentWorker(worker_pb2_grpc.WorkerServicer):
@@ -34,7 +34,8 @@ class SilentWorker(worker_pb2_grpc.WorkerServicer):
     async def Audit(self, request, context):
         await self._silence()
 
-    async def Generate(self, request, context):
+    async def Attempts(self, messages, context):
+        await anext(messages)
         await self._silence()
         yield None
 
