@@ -63,10 +63,16 @@ class IndexedWorker:
     """What an index knows of one worker."""
 
     blocks: int
-    is_known: bool
-    """False before its first snapshot, and from a gap to the next one."""
+    known_to: int | None
+    """Number of the last changes that are known; None before its first snapshot, and from a gap
+    to the next one."""
     is_full: bool
     """Blocks were left out for lack of room: it holds more than is known."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether requests are placed with regard to what it holds."""
+        return self.known_to is not None
 
 
 @dataclass(slots=True)
@@ -294,8 +300,9 @@ class PrefixIndex:
         """What is known of one worker."""
         worker = self._workers.get(worker_id)
         if worker is None:
-            return IndexedWorker(0, is_known=False, is_full=False)
-        return IndexedWorker(worker.count, worker.is_known, worker.is_full)
+            return IndexedWorker(0, known_to=None, is_full=False)
+        known_to = worker.sequence if worker.is_known else None
+        return IndexedWorker(worker.count, known_to, worker.is_full)
 
     def report(self) -> IndexReport:
         """How the index is doing."""

@@ -76,12 +76,12 @@ def test_a_gap_forgets_the_worker_until_its_snapshot() -> None:
     index = index_with(1)
     with pytest.raises(EventGap, match="w1: batch 12 after 10"):
         index.apply(batch(12, BlocksStored(hashes(2))))
-    assert index.worker(W1) == IndexedWorker(0, is_known=False, is_full=False)
+    assert index.worker(W1) == IndexedWorker(0, known_to=None, is_full=False)
     with pytest.raises(EventGap, match="before any snapshot"):
         index.apply(batch(13, BlocksStored(hashes(2))))
     index.apply(batch(13, BlocksStored(hashes(1, 2)), snapshot=True))
     assert index.hit_blocks(W1, PROMPT) == 2
-    assert index.worker(W1) == IndexedWorker(2, is_known=True, is_full=False)
+    assert index.worker(W1) == IndexedWorker(2, known_to=13, is_full=False)
 
 
 def test_a_mark_shows_that_the_last_changes_were_lost() -> None:
@@ -191,7 +191,7 @@ def test_a_worker_takes_no_more_than_its_share_and_what_is_known_stays_true() ->
     with pytest.raises(EventGap, match="room"):
         index.apply(batch(3, BlocksRemoved(hashes(3))))
     index.apply(batch(3, BlocksStored(hashes(1, 2)), snapshot=True))
-    assert index.worker(W1) == IndexedWorker(2, is_known=True, is_full=False)
+    assert index.worker(W1) == IndexedWorker(2, known_to=3, is_full=False)
 
 
 def test_memory_is_bounded_whatever_arrives() -> None:
