@@ -3,6 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class PolicyName(Enum):
+    """How the router chooses the worker that computes a prompt (docs/router-policies.md)."""
+
+    PRICED_TIME = "priced_time"
+    """Least predicted time, with a price on what its copies cost the other requests."""
+    MIN_TTFT = "min_ttft"
+    """Least predicted time of the request alone."""
+    ROUND_ROBIN = "round_robin"
+    RANDOM = "random"
+    LEAST_LOADED = "least_loaded"
+    """Fewest requests in flight."""
+    CONSISTENT_HASHING = "consistent_hashing"
+    """By the first 256 tokens, with bounded loads."""
+    APPROXIMATE_TREE = "approximate_tree"
+    """Longest prefix sent there before, unless loads differ much. Needs no events."""
+    OVERLAP_LOGIT = "overlap_logit"
+    """Hit ratio less KV in use less share of requests."""
+    BLOCK_COST = "block_cost"
+    """Fewest tokens queued, to be computed and in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,8 @@ class RouterConfig:
     """0 takes a free port."""
     http: HttpConfig = field(default_factory=HttpConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    policy: PolicyName = PolicyName.PRICED_TIME
+    """How the worker that computes a prompt is chosen."""
     requests_max: int = 512
     """Requests in flight; more are refused with RESOURCE_EXHAUSTED."""
     request_timeout_s: float = 600.0

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvferry.cache_key import Sharing
-from kvferry.errors import KvferryError, RequestCancelled, WorkerUnavailable
+from kvferry.errors import KvferryError, Overloaded, RequestCancelled, WorkerUnavailable
 from kvferry.generation import AttemptRequest, PrefillSource
 from kvferry.ids import Attempt, AttemptId, new_request_id
 from kvferry.kv_events import prompt_block_hashes
 from kvferry.limits import RESUME_PATIENCE_S
 from router.answer_progress import AnswerProgress
-from router.policy import Demand, choose_route
+from router.policy import Demand
 
 if TYPE_CHECKING:
     import random
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from kvferry.ids import TokenIds
     from kvferry.kv_events import BlockHash
     from router.fleet import Fleet
-    from router.policy import CostModel, Route
+    from router.policy import Route
     from router.request import ValidRequest
     from router.request_control import RequestControl
+    from router.route_chooser import RouteChooser
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +63,13 @@ class AttemptRunner:
         self,
         *,
         fleet: Fleet,
-        cost_model: CostModel,
+        chooser: RouteChooser,
         block_tokens: int,
         clock: Clock,
         rng: random.Random,
     ) -> None:
         self._fleet = fleet
-        self._cost_model = cost_model
+        self._chooser = chooser
         self._block_tokens = block_tokens
         self._clock = clock
         self._rng = rng
@@ -107,7 +108,8 @@ class AttemptRunner:
     ) -> Route:
         """Where the next attempt goes. Raises what the client is told if there is no such place.
 
-        An answer that has begun waits for one: its client cannot ask anybody else for the rest.
+        One whose worker was lost waits for another one; one that was refused only if it has begun,
+        because its client cannot ask anybody else for the rest.
         """
         known = progress.known
         hashes = self._hashes_of(request, known)
@@ -116,10 +118,11 @@ class AttemptRunner:
             control.raise_if_ended()
             try:
                 return self._route(hashes, demand, progress)
-            except KvferryError:
+            except KvferryError as error:
                 since = progress.stalled_since
-                patience_s = RESUME_PATIENCE_S if progress.tokens_sent else 0.0
-                if since is None or self._clock.now() >= since + patience_s:
+                if since is None or self._clock.now() >= since + RESUME_PATIENCE_S:
+                    raise
+                if isinstance(error, Overloaded):
                     raise
             await asyncio.sleep(_PAUSE_S)
             progress.full = frozenset()
@@ -134,7 +137,7 @@ class AttemptRunner:
     def _route(self, hashes: list[BlockHash], demand: Demand, progress: AnswerProgress) -> Route:
         view = self._fleet.view(hashes)
         try:
-            route = choose_route(view, demand, self._cost_model, progress.avoid, self._rng)
+            route = self._chooser.choose(view, demand, hashes, progress.avoid, self._rng)
         except WorkerUnavailable as error:
             if progress.failure is None:
                 raise

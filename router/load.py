@@ -25,12 +25,18 @@ class LoadEstimate:
     """Prompt tokens to be computed before a new prompt."""
     sequences: int = 0
     """Requests being decoded or waiting for it."""
+    requests: int = 0
+    """Those, and the prompts of this router that it computes for others."""
+    active_tokens: int = 0
+    """Of the prompts and answers that this router has in flight there."""
     prefill_tokens_per_s: float = 0.0
     """0: not measured yet."""
     link_bytes_per_s: float = 0.0
     """0: not measured yet."""
     kv_slots_available: int | None = None
     """Free and evictable slots; None before the first report."""
+    kv_slots_total: int | None = None
+    """None before the first report."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,11 +147,19 @@ class LoadBook:
         slots = entry.slots_available
         if slots is not None:
             slots = max(0, slots - sum(ticket.kv_tokens for ticket in decoding))
-        sequences = reported.running + reported.waiting - entry.ended_since
+        sequences = max(0, reported.running + reported.waiting - entry.ended_since)
+        sequences += sum(ticket.sequences for ticket in decoding)
+        computed_for_others = [
+            ticket for ticket in fresh if ticket.decode is not entry and ticket.prefill_tokens
+        ]
+        active = (t for t in entry.tickets if t.decode is entry or t.prefill_tokens)
         return LoadEstimate(
             prefill_tokens=max(0, reported.waiting_tokens - entry.prefilled_since) + prefill,
-            sequences=max(0, sequences) + sum(ticket.sequences for ticket in decoding),
+            sequences=sequences,
+            requests=sequences + len(computed_for_others),
+            active_tokens=sum(ticket.kv_tokens for ticket in active),
             prefill_tokens_per_s=reported.prefill_tokens_per_s,
             link_bytes_per_s=reported.link_bytes_per_s,
             kv_slots_available=slots,
+            kv_slots_total=entry.slots_total,
         )

@@ -1,35 +1,54 @@
-"""Which workers serve a request: the ones with the least predicted time. Pure.
+"""Which workers serve a request. Pure.
 
-Everything is in milliseconds until the answer is complete:
+A policy (`router.policies`) says what it costs to have each worker compute the prompt. What
+follows is predicted here, in milliseconds until the answer is complete:
 
     prefill worker   (queued + own uncached prompt tokens) / its measured rate
     handoff          bytes the decode worker does not hold yet / its measured link rate
     decode worker    slow-down of each step by the sequences beside it, and a wait for an answer
                      to end when it has no place or no KV slots left
 
-What has not been measured yet takes the defaults of `CostModel`. The prefill part depends on
-the prefill worker alone and the rest on the decode worker alone, so the best pair is found
-without trying every pair.
+A policy that counts in milliseconds has both workers chosen jointly, by the least sum. Others
+choose the computing worker, and the decode worker follows by the least time. What has not been
+measured yet takes the defaults of `CostModel`. The prefill part depends on the computing worker
+alone and the rest on the decode worker alone, so the best pair is found without trying every pair.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
+from router.policies.pool import PoolView
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from kvferry.ids import WorkerId
     from kvferry.membership import WorkerInfo
     from router.load import LoadEstimate
+    from router.policies.catalogue import Policy
+    from router.policies.history import PlacementHistory
+    from router.policies.pool import Prompt
 
 _TIE_MS = 1e-6
 """Costs closer than this are equal: it absorbs rounding, nothing more."""
+
+_PENDING_S = 10.0
+"""A prompt sent no longer ago than this to a worker that has prompts to compute may be one of
+them."""
+
+_EVENT_DELAY_S = 1.0
+"""Of what a worker with nothing left to compute was sent before, events have told by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +119,24 @@ class Route:
         return frozenset({self.decode.worker_id, self.computing.worker_id})
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """By what the computing worker of a prompt is chosen."""
+
+    policy: Policy
+    prompt: Prompt
+    history: PlacementHistory
+    """Only read."""
+    now: float
+
+
 def choose_route(
     view: ClusterView,
     demand: Demand,
     model: CostModel,
     avoid: frozenset[WorkerId],
     rng: random.Random,
+    placement: Placement,
 ) -> Route:
     """The cheapest route; equally cheap ones are drawn at random.
 
@@ -116,25 +147,72 @@ def choose_route(
     if not decoders:
         raise WorkerUnavailable("no decode worker is reachable")
     prefillers = _without(view.prefill, avoid)
-    prefill_costs = [_prefill_ms(worker, demand, model) for worker in prefillers]
-    routes: list[tuple[float, WorkerView, bool]] = []
+    local: list[WorkerView] = []
+    partners: list[WorkerView] = []
     for worker in decoders:
-        cost = _decode_ms(worker, demand, model)
-        is_local = not prefillers or _prefills_itself(worker, demand, model)
-        if is_local:
-            cost += _prefill_ms(worker, demand, model)
-        else:
-            cost += min(prefill_costs) + _handoff_ms(worker, demand, model)
-        routes.append((cost, worker, is_local))
-    picked = _draw_cheapest([cost for cost, _, _ in routes], rng)
-    cost, decoder, is_local = routes[picked]
-    computing = decoder if is_local else prefillers[_draw_cheapest(prefill_costs, rng)]
+        is_alone = not prefillers or _prefills_itself(worker, demand, model)
+        (local if is_alone else partners).append(worker)
+    candidates = [*(prefillers if partners else ()), *local]
+    # What comes after the prompt is computed: shape [partners] and [candidates].
+    ending = [_handoff_ms(one, demand, model) + _decode_ms(one, demand, model) for one in partners]
+    after = [min(ending)] * (len(candidates) - len(local)) if partners else []
+    after += [_decode_ms(worker, demand, model) for worker in local]
+    costs = _costs(candidates, model, placement)
+    if placement.policy.is_time:
+        costs += after
+    position = _draw_cheapest(costs, rng)
+    computing = candidates[position]
+    is_local = position >= len(candidates) - len(local)
+    decoder = computing if is_local else partners[_draw_cheapest(np.array(ending), rng)]
     return Route(
         decode=decoder.info,
         prefill=None if is_local else computing.info,
         prefill_tokens=_uncached(computing, demand),
-        cost_ms=cost,
+        cost_ms=_prefill_ms(computing, demand, model) + after[position],
     )
+
+
+def _costs(
+    workers: Sequence[WorkerView], model: CostModel, placement: Placement
+) -> NDArray[np.float64]:
+    """Of having each worker compute the prompt, as the policy has it; shape [workers]."""
+    pool = _pool_of(workers, model, placement)
+    return placement.policy.costs(pool, placement.prompt)
+
+
+def _pool_of(workers: Sequence[WorkerView], model: CostModel, placement: Placement) -> PoolView:
+    loads = [worker.load for worker in workers]
+    names = [name_hash(worker.info.worker_id) for worker in workers]
+    rates = [load.prefill_tokens_per_s or model.prefill_tokens_per_s for load in loads]
+    tokens_per_ms = np.array(rates) / 1000.0
+    queued = np.array([load.prefill_tokens for load in loads])
+    prompt, history, now = placement.prompt, placement.history, placement.now
+    # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
+    since = [now - (_PENDING_S if load.prefill_tokens else _EVENT_DELAY_S) for load in loads]
+    hits = np.array([worker.hit_tokens for worker in workers], dtype=np.int64)
+    hits = np.maximum(hits, history.sent_tokens(names, prompt, since))
+    sent = hits
+    if placement.policy.reads_sent:
+        sent = history.sent_tokens(names, prompt, float("-inf"))
+    return PoolView(
+        names=np.array(names, dtype=np.uint64),
+        hit_tokens=hits,
+        queue_ms=queued / tokens_per_ms,
+        tokens_per_ms=tokens_per_ms,
+        requests=np.array([load.requests for load in loads], dtype=np.int64),
+        active_tokens=np.array([load.active_tokens for load in loads], dtype=np.int64),
+        slots=np.array([load.kv_slots_total or 0 for load in loads], dtype=np.int64),
+        sent_tokens=sent,
+        turn=history.turn,
+        typical_tokens=history.typical_tokens,
+        heat=history.heat(prompt, hits),
+    )
+
+
+@lru_cache(maxsize=4096)
+def name_hash(worker_id: WorkerId) -> int:
+    """64 bits, the same in every router."""
+    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
 
 
 def _without(workers: tuple[WorkerView, ...], avoid: frozenset[WorkerId]) -> tuple[WorkerView, ...]:
@@ -174,7 +252,7 @@ def _decode_ms(worker: WorkerView, demand: Demand, model: CostModel) -> float:
     return step_ms * (steps + rounds_before * model.answer_tokens_expected)
 
 
-def _draw_cheapest(costs: Sequence[float], rng: random.Random) -> int:
+def _draw_cheapest(costs: NDArray[np.float64], rng: random.Random) -> int:
     """Position of the least cost, at random among equal ones."""
-    bound = min(costs) + _TIE_MS
-    return rng.choice([position for position, cost in enumerate(costs) if cost <= bound])
+    positions = np.flatnonzero(costs <= costs.min() + _TIE_MS)
+    return int(rng.choice(positions.tolist()))

@@ -25,6 +25,7 @@ from router.policy import CostModel
 from router.request import ChatInput, TextInput
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
+from router.route_chooser import RouteChooser
 from router.tokenizer import load_tokenizer
 from router.validation import (
     cache_use_of,
@@ -86,13 +87,14 @@ class Router:
             status_interval_s=config.router.status_interval_s,
             connect=connect,
         )
+        cost_model = CostModel(
+            kv_bytes_per_token=self.card.kv_bytes_per_token,
+            running_max=config.scheduler.running_max,
+            local_prefill_tokens_max=config.handoff.local_prefill_tokens_max,
+        )
         self._attempts = AttemptRunner(
             fleet=self.fleet,
-            cost_model=CostModel(
-                kv_bytes_per_token=self.card.kv_bytes_per_token,
-                running_max=config.scheduler.running_max,
-                local_prefill_tokens_max=config.handoff.local_prefill_tokens_max,
-            ),
+            chooser=RouteChooser(config.router.policy, cost_model, block_tokens, clock),
             block_tokens=block_tokens,
             clock=clock,
             rng=rng,

@@ -3,16 +3,36 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
+from kvferry.router_config import PolicyName
 from router.load import LoadEstimate
-from router.policy import ClusterView, CostModel, Demand, Route, WorkerView, choose_route
+from router.policies.catalogue import POLICIES
+from router.policies.history import PlacementHistory
+from router.policies.pool import Prompt
+from router.policy import (
+    ClusterView,
+    CostModel,
+    Demand,
+    Placement,
+    Route,
+    WorkerView,
+    choose_route,
+)
 
 MODEL = CostModel(kv_bytes_per_token=1000, running_max=32)
 DEMAND = Demand(prompt_tokens=1000, answer_tokens_max=100)
+
+
+PROMPT = Prompt(1000, np.array([], dtype=np.uint64), np.array([], dtype=np.int64))
+
+
+def placement(policy: PolicyName = PolicyName.PRICED_TIME) -> Placement:
+    return Placement(POLICIES[policy], PROMPT, PlacementHistory(), now=0.0)
 
 
 def worker(name: str, role: Role, hit: int = 0, **load: object) -> WorkerView:
@@ -29,7 +49,7 @@ def view(*workers: WorkerView) -> ClusterView:
 
 def choose(*workers: WorkerView, model: CostModel = MODEL, avoid: tuple[str, ...] = ()) -> Route:
     avoided = frozenset(map(WorkerId, avoid))
-    return choose_route(view(*workers), DEMAND, model, avoided, random.Random(1))
+    return choose_route(view(*workers), DEMAND, model, avoided, random.Random(1), placement())
 
 
 def names(route: Route) -> tuple[str | None, str]:
@@ -65,7 +85,7 @@ def test_the_prefix_decides_among_equal_prefill_workers() -> None:
 def test_a_queue_outweighs_a_prefix() -> None:
     route = choose(
         worker("p1", Role.PREFILL),
-        worker("p2", Role.PREFILL, hit=900, prefill_tokens=2000),
+        worker("p2", Role.PREFILL, hit=900, prefill_tokens=5000),
         worker("d", Role.DECODE),
     )
     assert names(route) == ("p1", "d")
@@ -145,9 +165,56 @@ def test_ties_are_drawn_evenly() -> None:
     workers = [worker(f"p{n}", Role.PREFILL) for n in range(2)]
     workers += [worker(f"d{n}", Role.DECODE) for n in range(2)]
     rng = random.Random(3)
+    by = placement()
     drawn = [
-        names(choose_route(view(*workers), DEMAND, MODEL, frozenset(), rng)) for _ in range(400)
+        names(choose_route(view(*workers), DEMAND, MODEL, frozenset(), rng, by)) for _ in range(400)
     ]
     counts = {pair: drawn.count(pair) for pair in set(drawn)}
     assert len(counts) == 4
     assert all(70 <= count <= 130 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize("policy", [PolicyName.PRICED_TIME, PolicyName.MIN_TTFT])
+def test_a_joint_choice_is_the_least_of_all_pairs(policy: PolicyName) -> None:
+    """Against every pair priced one by one: a view of that pair alone has no other route."""
+    rng = random.Random(7)
+    for _ in range(40):
+        workers = [
+            worker(
+                f"w{number}",
+                rng.choice(list(Role)),
+                hit=rng.randrange(0, 1000, 50),
+                prefill_tokens=rng.randrange(4000),
+                sequences=rng.randrange(20),
+                link_bytes_per_s=rng.choice([0.0, 1e5]),
+            )
+            for number in range(6)
+        ]
+        workers.append(worker("d", Role.DECODE))
+        by = placement(policy)
+        whole = view(*workers)
+        route = choose_route(whole, DEMAND, MODEL, frozenset(), rng, by)
+        if policy is PolicyName.MIN_TTFT:
+            # Time is all that counts there, so the time of the route is what was least.
+            sources = whole.prefill or (None,)
+            pairs = [
+                ClusterView(() if source is None else (source,), (decode,))
+                for source in sources
+                for decode in whole.decode
+            ]
+            costs = [
+                choose_route(pair, DEMAND, MODEL, frozenset(), rng, by).cost_ms for pair in pairs
+            ]
+            assert route.cost_ms == pytest.approx(min(costs))
+        assert route.decode.role is not Role.PREFILL
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_no_policy_takes_a_worker_to_avoid(policy: PolicyName) -> None:
+    workers = [worker(f"p{number}", Role.PREFILL, hit=900 * (number < 2)) for number in range(4)]
+    workers += [worker(f"d{number}", Role.DECODE) for number in range(4)]
+    avoid = frozenset(map(WorkerId, ("p0", "p1", "d0", "d1")))
+    rng, by = random.Random(5), placement(policy)
+    for _ in range(30):
+        route = choose_route(view(*workers), DEMAND, MODEL, avoid, rng, by)
+        assert not route.workers & avoid

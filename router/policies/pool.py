@@ -1,0 +1,82 @@
+"""What a policy sees: the workers that could compute a prompt, as columns, at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A prompt as the chain of its prefixes, shortest first."""
+
+    tokens: int
+    keys: NDArray[np.uint64]
+    """Names each prefix; equal keys are equal prefixes. May be empty: nothing may be shared."""
+    ends: NDArray[np.int64]
+    """Tokens of each prefix; rising."""
+    session: int = 0
+    """Names the conversation; 0: unknown."""
+
+    def key_at(self, tokens: int) -> int:
+        """Of the shortest prefix with so many tokens, or of the longest there is; 0 for none."""
+        if not self.keys.size:
+            return 0
+        position = int(np.searchsorted(self.ends, tokens))
+        return int(self.keys[min(position, self.keys.size - 1)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heat:
+    """How often the parts of a prompt were asked for, by this router, lately."""
+
+    level_tokens: NDArray[np.int64]
+    """Rising lengths of prefixes that workers hold, each length once, none of them 0."""
+    level_requests: NDArray[np.float64]
+    """Requests that had the prefix of that length; older ones count less."""
+    requests: float
+    """All requests, counted the same way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolView:
+    """The workers to choose from; every column has one entry per worker, in the same order."""
+
+    names: NDArray[np.uint64]
+    """A hash of each worker's name."""
+    hit_tokens: NDArray[np.int64]
+    """Leading prompt tokens that it holds, or will hold when it has computed its queue."""
+    queue_ms: NDArray[np.float64]
+    """Until it would begin with this prompt."""
+    tokens_per_ms: NDArray[np.float64]
+    requests: NDArray[np.int64]
+    """In flight."""
+    active_tokens: NDArray[np.int64]
+    """Prompt tokens of the requests in flight."""
+    slots: NDArray[np.int64]
+    """KV slots in all; 0: unknown."""
+    sent_tokens: NDArray[np.int64]
+    """Leading prompt tokens that this router has sent there before."""
+    turn: int
+    """Decisions made before this one."""
+    typical_tokens: float
+    """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
+    heat: Heat
+
+    @property
+    def workers(self) -> int:
+        """How many there are."""
+        return int(self.names.size)
+
+    def uncached_tokens(self, prompt: Prompt) -> NDArray[np.int64]:
+        """Tokens that each worker would compute; at least one always is."""
+        return np.maximum(prompt.tokens - self.hit_tokens, 1)
+
+    def ttft_ms(self, prompt: Prompt) -> NDArray[np.float64]:
+        """Predicted time until each worker has computed the prompt."""
+        return self.queue_ms + self.uncached_tokens(prompt) / self.tokens_per_ms

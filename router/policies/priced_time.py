@@ -1,0 +1,76 @@
+"""The default: predicted time of this request, and what its placement costs the others. Pure.
+
+    cost = queue + uncached / rate + price of the copies
+
+A worker that lacks a prefix which others hold would compute a further *copy* of it: work that
+others wait for, in pages that others lose. What a millisecond of that costs the others depends on
+who will use the copy.
+
+* A prefix deserves as many copies as its share of the requests times the workers, but not more
+  than its uses so far can pay for: what is new may never come again.
+* The more copies there are beside those deserved, the less of the next one is of use: of
+  `1 - (deserved / copies) ** EXPONENT` nobody has any. It is negative as long as copies are
+  missing: computing one is then an investment, not a waste.
+* A waste that is used many times is paid for in the end: it counts less the more often each copy
+  has been asked for.
+* Large work hurts more than in proportion: whoever comes while it is computed waits or goes
+  elsewhere. It is counted in typical requests.
+
+docs/router-policies.md has the reasons and the figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from router.policies.pool import PoolView, Prompt
+
+WORK_PRICE = 3.0
+"""Milliseconds that others lose by a millisecond of work that nobody has any use of."""
+DISCOUNT = 0.5
+"""Of a copy that is missing, at most this part of its time is not counted against it."""
+EXPONENT = 1.0 / 3.0
+SIZE_PRICE = 0.3
+"""More for each typical prompt that could be computed in the time."""
+USES_PER_COPY = 4.0
+"""Requests so far for each copy that a prefix deserves."""
+USES_PAID = 20.0
+"""Requests per copy that halve the price of a further one."""
+
+
+def priced_time(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
+    """Predicted TTFT in milliseconds plus the price of the copies."""
+    ttft_ms = pool.ttft_ms(prompt)
+    ttft_ms += copies_price_ms(pool)
+    return ttft_ms
+
+
+def copies_price_ms(pool: PoolView) -> NDArray[np.float64]:
+    """What the copies that each worker would compute cost the others; negative if they gain."""
+    levels = pool.heat.level_tokens
+    if not levels.size:
+        return np.zeros(pool.workers)
+    # The prompt in parts between the lengths that workers hold: shape [parts, workers].
+    starts = np.concatenate(([0], levels[:-1]))
+    missing = levels[:, None] - np.clip(pool.hit_tokens, starts[:, None], levels[:, None])
+    waste = _waste(pool, levels)
+    wasted: NDArray[np.float64] = (missing * waste[:, None]).sum(axis=0)
+    typical = np.maximum(wasted, 0.0) / max(pool.typical_tokens, 1.0)
+    price: NDArray[np.float64] = (WORK_PRICE + SIZE_PRICE * typical) * wasted
+    return price / pool.tokens_per_ms
+
+
+def _waste(pool: PoolView, levels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each part of the prompt, the share of a further copy that nobody has any use of."""
+    copies = (pool.hit_tokens >= levels[:, None]).sum(axis=1)
+    uses = pool.heat.level_requests
+    share = uses / max(pool.heat.requests, 1.0)
+    deserved = np.minimum(share * pool.workers, uses / USES_PER_COPY)
+    waste = 1.0 - (deserved / copies) ** EXPONENT
+    paid = 1.0 + uses / copies / USES_PAID
+    return np.where(waste > 0.0, waste / paid, np.maximum(waste, -DISCOUNT / WORK_PRICE))

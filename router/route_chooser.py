@@ -1,0 +1,55 @@
+"""Chooses routes by a configured policy, and remembers what it chose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from router.policies.catalogue import POLICIES
+from router.policies.history import PlacementHistory
+from router.policies.pool import Prompt
+from router.policy import Placement, choose_route, name_hash
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from kvferry.clock import Clock
+    from kvferry.ids import WorkerId
+    from kvferry.kv_events import BlockHash
+    from kvferry.router_config import PolicyName
+    from router.policy import ClusterView, CostModel, Demand, Route
+
+
+class RouteChooser:
+    """One per router; its history is of this router's decisions alone."""
+
+    def __init__(
+        self, policy: PolicyName, model: CostModel, block_tokens: int, clock: Clock
+    ) -> None:
+        """`block_tokens` is the size of the blocks whose hashes `choose` is given."""
+        self._policy = POLICIES[policy]
+        self._model = model
+        self._block_tokens = block_tokens
+        self._clock = clock
+        self._history = PlacementHistory()
+
+    def choose(
+        self,
+        view: ClusterView,
+        demand: Demand,
+        hashes: Sequence[BlockHash],
+        avoid: frozenset[WorkerId],
+        rng: random.Random,
+    ) -> Route:
+        """A route, which counts as taken. Raises `WorkerUnavailable` as `choose_route` does."""
+        keys = np.array(hashes, dtype=np.uint64)
+        ends = np.arange(1, keys.size + 1, dtype=np.int64) * self._block_tokens
+        prompt = Prompt(demand.prompt_tokens, keys, ends)
+        now = self._clock.now()
+        placement = Placement(self._policy, prompt, self._history, now)
+        route = choose_route(view, demand, self._model, avoid, rng, placement)
+        computing = name_hash(route.computing.worker_id)
+        self._history.record(computing, prompt, route.prefill_tokens, now)
+        return route
