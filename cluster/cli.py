@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster import console
 from cluster.client import CallFailed, Client
+from cluster.client_security import ClientSecurity
 from cluster.cluster_state import Phase
 from cluster.interrupts import ignore_signals, interrupt_on_signals
 from kvferry.cache_key import Sharing
@@ -39,6 +40,8 @@ _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _SETTING_PREFIX = "setting:"
 _WATCH_S = 1.0
+_API_KEY_VARIABLE = "KVFERRY_API_KEY"
+"""Not a flag: everybody on a machine sees those of every process."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,6 +137,29 @@ def _add_address(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--address", default=f"{default.host}:{default.port}", help="default: %(default)s"
     )
+    group = command.add_argument_group(
+        "security",
+        f"PEM files; the API key, where one is needed, is taken from {_API_KEY_VARIABLE}",
+    )
+    for name, text in _TLS_FLAGS:
+        group.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
+
+
+_TLS_FLAGS = (
+    ("tls-ca", "who signed the router's certificate; without it, no TLS"),
+    ("tls-certificate", "of this client, for routers that ask for one"),
+    ("tls-key", "its private key"),
+)
+
+
+def _client(arguments: argparse.Namespace) -> Client:
+    security = ClientSecurity(
+        tls_ca=arguments.tls_ca,
+        tls_certificate=arguments.tls_certificate,
+        tls_key=arguments.tls_key,
+        api_key=os.environ.get(_API_KEY_VARIABLE, ""),
+    )
+    return Client(arguments.address, security=security)
 
 
 _SAMPLING_FLAGS: tuple[tuple[str, type, str], ...] = (
@@ -179,9 +205,9 @@ def _add_cache_use(command: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> None:
     # Imported here: Ray takes a second to load, which the client commands need not wait for.
-    from cluster.local_cluster import LocalCluster, check_port_free
+    from cluster.local_cluster import LocalCluster, check_port_free, check_security
 
-    config = _resolved(_config_of(arguments))
+    config = _resolved(check_security(_config_of(arguments)))
     check_port_free(config.router)
     print("starting ... (the first start on a machine compiles kernels)", flush=True)  # noqa: T201
     cluster = LocalCluster(config, MonotonicClock())
@@ -234,7 +260,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         request.sampling.n = arguments.n
     except ValueError as error:
         raise InvalidInput("n", str(error)) from error
-    with Client(arguments.address) as client:
+    with _client(arguments) as client:
         console.generate(
             client,
             arguments.prompt,
@@ -245,17 +271,17 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> None:
-    with Client(arguments.address) as client:
+    with _client(arguments) as client:
         console.chat(client, _request_of(arguments), sys.stdin)
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    with Client(arguments.address) as client:
+    with _client(arguments) as client:
         console.status(client, show_counters=arguments.counters)
 
 
 def _audit(arguments: argparse.Namespace) -> None:
-    with Client(arguments.address) as client:
+    with _client(arguments) as client:
         console.audit(client, arguments.worker)
 
 
@@ -271,7 +297,9 @@ def _config_of(arguments: argparse.Namespace) -> ClusterConfig:
         for name, text in vars(arguments).items()
         if name.startswith(_SETTING_PREFIX) and text is not None
     }
-    return load_config(arguments.config, os.environ, given)
+    # Of the client commands; whoever has it in the environment may start a cluster, too.
+    settings_given = {name: os.environ[name] for name in os.environ if name != _API_KEY_VARIABLE}
+    return load_config(arguments.config, settings_given, given)
 
 
 def _resolved(config: ClusterConfig) -> ClusterConfig:
@@ -314,6 +342,7 @@ def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
     names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
     names += ["--cache-salt", "--sharing", "--priority", "--n"]
+    names += [f"--{name}" for name, _ in _TLS_FLAGS]
     if command in ("serve", "demo"):
         names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)

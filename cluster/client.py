@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from cluster.client_security import ClientSecurity
 from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, CLIENT_MESSAGE_BYTES_MAX
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
@@ -21,6 +22,8 @@ QUIET_MAX_S = 15.0
 """After so long without a word of the router, it is asked whether it lives. Above the 10 s that
 its server allows as the shortest interval, so that lateness is not taken for impatience."""
 
+_NO_SECURITY = ClientSecurity()
+
 _PING_TIMEOUT_S = 5.0
 """A router whose machine or process is gone without a word ends a call after 20 s."""
 
@@ -32,9 +35,16 @@ class CallFailed(Exception):
 class Client:
     """Calls of one router. Use as a context manager."""
 
-    def __init__(self, address: str, quiet_max_s: float = QUIET_MAX_S) -> None:
+    def __init__(
+        self,
+        address: str,
+        quiet_max_s: float = QUIET_MAX_S,
+        security: ClientSecurity = _NO_SECURITY,
+    ) -> None:
+        """Raises `InvalidInput` for files of `security` that cannot be used."""
         self._address = address
-        self._channel = grpc.insecure_channel(
+        self._metadata = security.metadata
+        self._channel = security.open_channel(
             address,
             options=[
                 ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
@@ -52,7 +62,7 @@ class Client:
 
     def generate(self, request: inference.GenerateRequest) -> Iterator[inference.GenerateResponse]:
         """The responses as they come; closing the iterator cancels the request."""
-        call = self._inference.Generate(request)
+        call = self._inference.Generate(request, metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -64,7 +74,7 @@ class Client:
         """What the cluster serves."""
         try:
             answer: inference.ModelInfoResponse = self._inference.ModelInfo(
-                inference.ModelInfoRequest(), timeout=_STATUS_TIMEOUT_S
+                inference.ModelInfoRequest(), timeout=_STATUS_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
             raise self._failure(error) from error
@@ -74,7 +84,9 @@ class Client:
         """All workers with load and accounts."""
         try:
             answer: inference.ClusterStatusResponse = self._admin.ClusterStatus(
-                inference.ClusterStatusRequest(), timeout=_STATUS_TIMEOUT_S
+                inference.ClusterStatusRequest(),
+                timeout=_STATUS_TIMEOUT_S,
+                metadata=self._metadata,
             )
         except grpc.RpcError as error:
             raise self._failure(error) from error
@@ -86,6 +98,7 @@ class Client:
             answer: inference.AuditResponse = self._admin.Audit(
                 inference.AuditRequest(worker_id=worker_id),
                 timeout=AUDIT_TIMEOUT_S + 2 * AUDIT_CALL_GRACE_S,
+                metadata=self._metadata,
             )
         except grpc.RpcError as error:
             raise self._failure(error) from error
@@ -105,7 +118,10 @@ class Client:
     def _failure(self, error: grpc.RpcError) -> CallFailed:
         code, details = error.code(), error.details()
         if code is grpc.StatusCode.UNAVAILABLE and not self._is_connected():
-            return CallFailed(f"no kvferry cluster answers at {self._address}; `make serve` it")
+            return CallFailed(
+                f"no kvferry cluster answers at {self._address}; `make serve` it, and give the "
+                "files of its TLS if it has any"
+            )
         return CallFailed(f"{code.name}: {details}")
 
     def _is_connected(self) -> bool:

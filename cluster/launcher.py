@@ -45,6 +45,10 @@ class MemberHandle(Protocol):
         """Tell a router who is there. Never called on workers."""
         ...
 
+    async def reached_workers(self) -> tuple[str, ...]:
+        """The workers that a router can reach now. Never called on workers."""
+        ...
+
     async def stop(self) -> None:
         """End requests, close ports, free memory. The process itself is ended by `kill`."""
         ...

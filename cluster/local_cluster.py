@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import ray_runtime
-from cluster.client import Client
 from cluster.cluster_state import Phase
 from cluster.members import cpus_wanted, members_of
 from cluster.process_census import kill_all, processes_of
@@ -28,6 +27,7 @@ from cluster.shutdown import run_every_step
 from kvferry.config import to_mapping
 from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
+from router.api.security import Security
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -84,7 +84,7 @@ class LocalCluster:
         ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
         self._supervisor = ray_runtime.start_supervisor(to_mapping(self.config))
         view = self._wait_until_complete(self._supervisor)
-        self._wait_until_reachable(view)
+        self._wait_until_reachable(self._supervisor)
         return view
 
     @property
@@ -165,19 +165,13 @@ class LocalCluster:
             view = supervisor.wait_for_change(view.changes, timeout_s=1.0)
         return view
 
-    def _wait_until_reachable(self, view: ClusterView) -> None:
+    def _wait_until_reachable(self, supervisor: SupervisorHandle) -> None:
         """A router learns of workers a moment later; until then it would do without them."""
         deadline = self._clock.now() + WORKER_START_TIMEOUT_S
-        with Client(view.routers[0].address) as client:
-            while True:
-                workers = client.cluster_status().workers
-                reachable = {entry.worker_id for entry in workers if entry.reachable}
-                missing = {entry.worker_id for entry in view.membership.workers} - reachable
-                if not missing:
-                    return
-                if self._clock.now() > deadline:
-                    raise DeadlineExceeded(f"the router does not reach {', '.join(missing)}")
-                time.sleep(_POLL_S)
+        while missing := supervisor.unreached_workers():
+            if self._clock.now() > deadline:
+                raise DeadlineExceeded(f"the router does not reach {', '.join(missing)}")
+            time.sleep(_POLL_S)
 
     def _end_processes(self) -> StopReport:
         """Wait for what is ending, then use force. Zombies count as ended."""
@@ -203,6 +197,16 @@ def check_port_free(router: RouterConfig) -> None:
         except OSError as error:
             problem = f"{router.host}:{router.port} is in use ({error.strerror})"
             raise ConfigError("router.port", f"{problem}; 0 takes a free one") from error
+
+
+def check_security(config: ClusterConfig) -> ClusterConfig:
+    """Raise `ConfigError` if a file of `router.security` cannot be used, before half a cluster has
+    been started. Returns the configuration with absolute names, for processes elsewhere."""
+    Security(config.router.security)
+    files = dataclasses.asdict(config.router.security)
+    absolute = {name: str(Path(file).absolute()) if file else "" for name, file in files.items()}
+    security = dataclasses.replace(config.router.security, **absolute)
+    return dataclasses.replace(config, router=dataclasses.replace(config.router, security=security))
 
 
 def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfig:

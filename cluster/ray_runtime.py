@@ -112,6 +112,12 @@ class SupervisorHandle:
         view: ClusterView = _get(reference, timeout_s + STOP_TIMEOUT_S)
         return view
 
+    def unreached_workers(self) -> tuple[str, ...]:
+        """See `Supervisor.unreached_workers`."""
+        reference = self._actor.unreached_workers.remote()
+        unreached: tuple[str, ...] = _get(reference, STOP_TIMEOUT_S)
+        return unreached
+
     def stop(self) -> None:
         """End every member, then the supervisor."""
         try:
@@ -198,6 +204,9 @@ class _RayMember(MemberHandle):
 
     async def set_membership(self, membership: Membership) -> None:
         await _ask(self._actor.set_membership.remote, membership)
+
+    async def reached_workers(self) -> tuple[str, ...]:
+        return await _ask(self._actor.reached_workers.remote)
 
     async def stop(self) -> None:
         await _ask(self._actor.stop.remote)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvferry.membership import Membership
     from router.api.grpc_server import FrontDoor
+    from router.api.security import Security
     from router.router import Router
 
 _log = logging.getLogger(__name__)
@@ -45,18 +46,24 @@ class RouterActor:
         self._stopped = asyncio.Event()
         self._router: Router | None = None
         self._front_door: FrontDoor | None = None
+        self._security: Security | None = None
 
     async def start(self) -> StartOutcome:
         """Load the tokenizer and open the front door."""
         # Imported here, because the supervisor imports this module and needs none of it.
         from router.api.grpc_server import serve
+        from router.api.security import Security
         from router.router import Router
 
         try:
+            self._security = Security(self._config.router.security)
+            self._security.start()
             directory = Path(self._config.model.path)
             self._router = Router(self._config, directory, MonotonicClock(), random.Random())
             await self._router.start()
-            self._front_door, port = await serve(self._router, self._host, self._port)
+            self._front_door, port = await serve(
+                self._router, self._host, self._port, self._security
+            )
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
@@ -75,11 +82,19 @@ class RouterActor:
         assert self._router is not None, "the supervisor tells membership after start"
         await self._router.set_membership(membership)
 
+    async def reached_workers(self) -> tuple[str, ...]:
+        """Those that answer."""
+        assert self._router is not None, "asked after start"
+        summaries = self._router.worker_summaries()
+        return tuple(each.info.worker_id for each in summaries if each.is_reachable)
+
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, close."""
         try:
             if self._front_door is not None:
                 await self._front_door.stop(_GRACE_S)
+            if self._security is not None:
+                await self._security.stop()
         finally:
             try:
                 if self._router is not None:

@@ -102,6 +102,25 @@ class Supervisor:
                 pass  # The caller sees by `changes` that nothing has happened.
         return self.view()
 
+    async def unreached_workers(self) -> tuple[str, ...]:
+        """Workers of the membership that some running router was not told of or does not reach."""
+        unreached: set[str] = set()
+        for router in self._state.routers():
+            unreached |= await self._unreached_by(router.name)
+        return tuple(sorted(unreached))
+
+    async def _unreached_by(self, router: str) -> set[str]:
+        members: set[str] = {info.worker_id for info in self._state.membership.workers}
+        reached: set[str] = set()
+        for (name, _), handle in tuple(self._handles.items()):
+            if name == router:
+                try:
+                    async with asyncio.timeout(WORKER_STATUS_TIMEOUT_S):
+                        reached.update(await handle.reached_workers())
+                except (TimeoutError, MemberEnded):
+                    return members
+        return members - reached
+
     async def _wait_for_work(self) -> None:
         due = self._state.next_due()
         wait_s = None if due is None else max(0.0, due - self._clock.now())

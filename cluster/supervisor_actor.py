@@ -59,6 +59,10 @@ class SupervisorActor:
         """See `Supervisor.wait_for_change`."""
         return await self._started().wait_for_change(seen, timeout_s)
 
+    async def unreached_workers(self) -> tuple[str, ...]:
+        """See `Supervisor.unreached_workers`."""
+        return await self._started().unreached_workers()
+
     async def stop(self) -> None:
         """End every member."""
         await self._started().stop()

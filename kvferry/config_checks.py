@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvferry.config import ClusterConfig, HostTierConfig, WorkerGroupConfig
+    from kvferry.router_config import SecurityConfig
 
 _CLASSES = ("interactive", "standard", "batch")
 _CLASS_AT_LEAST = {"queue_max": 0, "ttft_limit_s": 0}
@@ -89,6 +90,21 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+    _validate_security(config.router.security)
+
+
+def _validate_security(security: SecurityConfig) -> None:
+    """Half of a protection is none, and must not look like one."""
+    if security.tls_certificate and not security.tls_key:
+        problem = "must be set with router.security.tls_certificate"
+        raise ConfigError("router.security.tls_key", problem)
+    for setting, value in (
+        ("tls_key", security.tls_key),
+        ("tls_client_ca", security.tls_client_ca),
+    ):
+        if value and not security.tls_certificate:
+            problem = "needs router.security.tls_certificate"
+            raise ConfigError(f"router.security.{setting}", problem)
 
 
 def _validate_ranks(name: str, group: WorkerGroupConfig, host: HostTierConfig) -> None:

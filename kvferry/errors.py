@@ -17,6 +17,8 @@ class ErrorKind(Enum):
     """What went wrong, from the caller's point of view."""
 
     INVALID_INPUT = "invalid_input"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     ALREADY_EXISTS = "already_exists"
     OVERLOADED = "overloaded"
@@ -37,6 +39,8 @@ class Status:
 
 STATUS: dict[ErrorKind, Status] = {
     ErrorKind.INVALID_INPUT: Status("INVALID_ARGUMENT", 400, retryable=False),
+    ErrorKind.UNAUTHENTICATED: Status("UNAUTHENTICATED", 401, retryable=False),
+    ErrorKind.FORBIDDEN: Status("PERMISSION_DENIED", 403, retryable=False),
     ErrorKind.NOT_FOUND: Status("NOT_FOUND", 404, retryable=False),
     ErrorKind.ALREADY_EXISTS: Status("ALREADY_EXISTS", 409, retryable=False),
     ErrorKind.OVERLOADED: Status("RESOURCE_EXHAUSTED", 429, retryable=True),
@@ -71,6 +75,18 @@ class InvalidInput(KvferryError):
 
 class ConfigError(InvalidInput):
     """The configuration cannot be used; `field` is the dotted name of the setting."""
+
+
+class Unauthenticated(KvferryError):
+    """The caller shows no key, or none that is known."""
+
+    kind = ErrorKind.UNAUTHENTICATED
+
+
+class Forbidden(KvferryError):
+    """The caller is known and may not do this."""
+
+    kind = ErrorKind.FORBIDDEN
 
 
 class UnknownModel(KvferryError):

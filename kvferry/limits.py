@@ -36,6 +36,14 @@ CACHE_PRIORITY_MAX = 100
 
 CHAT_MESSAGES_MAX = 4096
 
+API_KEYS_MAX = 1024
+"""Every call is compared with all of them: some 0.2 ms for so many."""
+
+API_KEY_CHARACTERS_MIN = 16
+"""Random ones of this length have 64 bits even in hexadecimal digits: none is found by trying."""
+
+API_KEY_CHARACTERS_MAX = 512
+
 CLIENT_MESSAGE_BYTES_MAX = 16 * 2**20
 """A 1 M-token prompt as token ids is at most 5 MB; as text about 5 MB. Three times that."""
 

@@ -16,8 +16,11 @@ from kvferry.errors import ConfigError
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
 from router.api.admin_service import ADMIN_SERVICE, AdminService
 from router.api.inference_service import INFERENCE_SERVICE, InferenceService
+from router.api.security_guard import KeyGuard
 
 if TYPE_CHECKING:
+    from router.api.security import Security
+    from router.api.security_tls import Tls
     from router.api.smg_service import SmgService
     from router.router import Router
 
@@ -70,12 +73,16 @@ class FrontDoor:
             await changed.wait()
 
 
-async def serve(router: Router, host: str, port: int) -> tuple[FrontDoor, int]:
+async def serve(
+    router: Router, host: str, port: int, security: Security | None = None
+) -> tuple[FrontDoor, int]:
     """Start to serve; returns the bound port, which port 0 leaves to the system.
 
-    Raises `ConfigError` naming `router.port` when the address cannot be bound.
+    Without `security` anybody may call, in the clear. Raises `ConfigError` naming `router.port`
+    when the address cannot be bound.
     """
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    guards = [KeyGuard(security)] if security is not None and security.asks_for_keys else []
+    server = grpc.aio.server(interceptors=guards, options=_SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
     services = [InferenceService(router).handler(), AdminService(router).handler()]
     names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
@@ -86,12 +93,20 @@ async def serve(router: Router, host: str, port: int) -> tuple[FrontDoor, int]:
     server.add_generic_rpc_handlers(services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
-    try:
-        bound_port = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise ConfigError("router.port", f"cannot bind {host}:{port}: {error}") from error
+    bound_port = _bind(server, f"{host}:{port}", None if security is None else security.tls)
     await server.start()
     return FrontDoor(router, server, health_servicer, smg), bound_port
+
+
+def _bind(server: Any, address: str, tls: Tls | None) -> int:
+    try:
+        if tls is None:
+            bound_port: int = server.add_insecure_port(address)
+        else:
+            bound_port = server.add_secure_port(address, tls.grpc_credentials())
+    except RuntimeError as error:
+        raise ConfigError("router.port", f"cannot bind {address}: {error}") from error
+    return bound_port
 
 
 def _smg_service(router: Router) -> SmgService | None:

@@ -11,6 +11,8 @@ from kvferry.rpc_errors import status_of_errors
 from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
 from router.api.messages import chunk_to_wire, request_from_wire
+from router.api.security import account_of
+from router.api.security_guard import calling_tenant
 
 if TYPE_CHECKING:
     from router.router import Router
@@ -49,7 +51,10 @@ class InferenceService:
         async with status_of_errors(context):
             message = parse_message(inference_pb2.GenerateRequest, data)
             request = request_from_wire(
-                message, seed=self._router.draw_seed(), timeout_s=context.time_remaining()
+                message,
+                seed=self._router.draw_seed(),
+                timeout_s=context.time_remaining(),
+                tenant=account_of(calling_tenant(), message.tenant),
             )
             async with bounded_answer(self._router, request) as chunks:
                 async for chunk in chunks:

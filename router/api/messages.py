@@ -32,9 +32,9 @@ _SERVICE_CLASSES = {
 
 
 def request_from_wire(
-    message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None
+    message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None, tenant: str
 ) -> ClientRequest:
-    """`seed` is used where the client set none.
+    """`seed` is used where the client set none; `tenant` pays.
 
     Raises `InvalidInput` for an id beyond int32, and for a kind of sharing or a class of service
     that we do not know.
@@ -48,7 +48,7 @@ def request_from_wire(
         sharing=convert.sharing_from_wire(message.sharing),
         priority=message.priority,
         service_class=_service_class_from_wire(message.service_class),
-        tenant=message.tenant,
+        tenant=tenant,
         timeout_s=timeout_s,
     )
 

@@ -16,6 +16,7 @@ from kvferry.membership import Membership, WorkerInfo
 from kvferry.router_config import RouterConfig
 from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from router.api.grpc_server import FrontDoor, serve
+from router.api.security import Security
 from router.router import Router
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ async def router_bench(
     infos = [await worker.start() for worker in workers]
     router = Router(config, directory, MonotonicClock(), random.Random(7))
     await router.start()
-    front_door, port = await serve(router, "127.0.0.1", 0)
+    security = Security(config.router.security, reload_interval_s=0.02)
+    security.start()
+    front_door, port = await serve(router, "127.0.0.1", 0, security)
     await router.set_membership(Membership(1, tuple(infos)))
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
@@ -78,6 +81,7 @@ async def router_bench(
     finally:
         await channel.close()
         await front_door.stop()
+        await security.stop()
         await router.stop()
         for worker in workers:
             await worker.stop()

@@ -33,6 +33,7 @@ class FakeMember:
         self.kills = 0
         self.alive = True
         self.kill_error = None
+        self.reached = ()
         self.log = []
 
     async def start(self):
@@ -53,6 +54,11 @@ class FakeMember:
 
     async def set_membership(self, membership):
         self.memberships.put_nowait(membership)
+
+    async def reached_workers(self):
+        if self.end.done():
+            raise MemberEnded("killed")
+        return self.reached
 
     async def stop(self):
         self.stops += 1
@@ -123,6 +129,19 @@ def test_a_cluster_becomes_complete_and_its_router_learns_the_workers():
         if not membership.workers:  # the router was there before the worker
             membership = await router.memberships.get()
         assert membership == supervisor.view().membership
+
+    supervise(scenario)
+
+
+def test_workers_count_as_reached_when_the_router_says_so():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        router = launcher.members["router-0", 1]
+        assert await supervisor.unreached_workers() == ("decode-0",)
+        router.reached = ("decode-0", "of another membership")
+        assert await supervisor.unreached_workers() == ()
+        router.die()  # not yet noticed
+        assert await supervisor.unreached_workers() == ("decode-0",)
 
     supervise(scenario)
 
