@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.constraint import Constraints, Outlook
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.request import Request, Stage
 from engine.sampler import SamplingRow, sample
 from engine.scheduler import Scheduler, StepItem
-from kvferry.errors import InvalidInput
+from kvferry.errors import InvalidInput, KvferryError
+from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
     from kvferry.config import SchedulerConfig
     from kvferry.generation import OutputToken, SampleProgress
+    from kvferry.grammar import GrammarCompiler
     from kvferry.ids import ExtraKey, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
@@ -35,9 +38,17 @@ class Engine:
     """
 
     def __init__(
-        self, kv_cache: KVCache, runner: ModelRunner, config: SchedulerConfig, clock: Clock
+        self,
+        kv_cache: KVCache,
+        runner: ModelRunner,
+        config: SchedulerConfig,
+        clock: Clock,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
+        """`compiler`: of the constraints of answers; None refuses those."""
         self.kv_cache = kv_cache
+        spec = runner.spec
+        self.constraints = Constraints(compiler, spec.vocab_size, spec.eos_token_ids)
         self.scheduler = Scheduler(kv_cache, config)
         self.clock = clock
         self.prefill_tokens_per_s = 0.0
@@ -56,7 +67,10 @@ class Engine:
         return self._runner.spec.eos_token_ids
 
     def check_input(self, prompt: TokenIds, sampling: SamplingParams) -> None:
-        """Raise `InvalidInput` for what would break a step. Routers check too, peers may not."""
+        """Raise `InvalidInput` for what would break a step. Routers check too, peers may not.
+
+        A constraint begins to be compiled.
+        """
         vocab_size, context_length = self._runner.spec.vocab_size, self.kv_cache.context_length
         if len(prompt) == 0:
             raise InvalidInput("prompt", "is empty")
@@ -65,6 +79,7 @@ class Engine:
         sampling.validate(vocab_size)
         if sampling.max_tokens > context_length:
             raise InvalidInput("max_tokens", f"is more than the context of {context_length}")
+        self.constraints.prepare(sampling)
 
     def check_resumed(self, sampling: SamplingParams, resumed: Sequence[SampleProgress]) -> None:
         """Raise `InvalidInput` for progress that no attempt with this `sampling` can have made."""
@@ -169,6 +184,7 @@ class Engine:
         """
         is_written_to = request.stage in (Stage.INBOUND, Stage.LOADING)
         self.scheduler.remove(request)
+        self.constraints.forget(request)
         self._release(request, publish=not is_written_to)
 
     def step(self) -> bool:
@@ -179,8 +195,9 @@ class Engine:
             self._announce(request)
         # A listener may have ended a request of the plan.
         items = [item for item in items if item.request.stage is not Stage.ENDED]
+        items, has_ended = self._constrain(items)
         if not items:
-            return False
+            return has_ended
         started = self.clock.now()
         sampled = self._forward(items)
         self._measure(items, self.clock.now() - started)
@@ -192,6 +209,30 @@ class Engine:
             self._take(request, tokens)
         self.steps += 1
         return True
+
+    def _constrain(self, items: list[StepItem]) -> tuple[list[StepItem], bool]:
+        """What of a step can be computed with the grammars of the answers in it, and whether one
+        of these has ended an answer."""
+        choosing = (item.request for item in items if item.stop == item.request.num_tokens)
+        later: set[Request] = set()
+        has_ended = False
+        for request in self.constraints.begin_step(choosing):
+            if request.stage is Stage.ENDED:
+                continue
+            try:
+                outlook = self.constraints.look(request)
+            except KvferryError as error:
+                self.end(request)
+                request.listener.gave_up(request, error)
+                has_ended = True
+                continue
+            if outlook is Outlook.LATER:
+                later.add(request)
+            elif outlook is Outlook.COMPLETE:
+                self._finish(request, FinishReason.STOP)
+                has_ended = True
+        kept = [i for i in items if i.request not in later and i.request.stage is not Stage.ENDED]
+        return kept, has_ended
 
     def _announce(self, request: Request) -> None:
         # Not again after a retraction; and a retraction may have come before the announcement.
@@ -221,7 +262,28 @@ class Engine:
             )
         batch = build_forward_batch(sequences, self.kv_cache.rows, self.kv_cache.page_size)
         logits = self._runner.forward(batch, _layer_hook(items))
-        return [] if not choosing else list(zip(choosing, _choose(logits, choosing), strict=True))
+        return (
+            [] if not choosing else list(zip(choosing, self._choose(logits, choosing), strict=True))
+        )
+
+    def _choose(
+        self, logits: torch.Tensor, requests: Sequence[Request]
+    ) -> list[tuple[OutputToken, ...]]:
+        """The tokens that each request is due, from its row of the logits float32 [R, V]."""
+        rows: list[SamplingRow] = []
+        owners: list[int] = []
+        for owner, request in enumerate(requests):
+            params, allowed = request.sampling, self.constraints.allowed(request)
+            several = request.firsts_due > 1
+            for index in range(request.firsts_due):
+                own = params.of_sample(index) if several else params
+                given = (own, request.prompt, request.output, request.banned_ids, allowed)
+                rows.append(SamplingRow(*given))
+                owners.append(owner)
+        if len(rows) > len(requests):
+            logits = logits[torch.tensor(owners)]
+        tokens = iter(sample(logits, rows))
+        return [tuple(itertools.islice(tokens, request.firsts_due)) for request in requests]
 
     def _commit(self, item: StepItem) -> None:
         request, kv = item.request, item.request.kv
@@ -261,9 +323,14 @@ class Engine:
         for request in requests:
             # A listener may have ended it while it was told of the token.
             reason = request.finish_reason()
+            if reason is FinishReason.LENGTH and self.constraints.is_complete(request):
+                reason = FinishReason.STOP
             if reason is not None and request.stage is not Stage.ENDED:
-                self.end(request)
-                request.listener.finished(request, reason)
+                self._finish(request, reason)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self.end(request)
+        request.listener.finished(request, reason)
 
     def _release(self, request: Request, *, publish: bool) -> None:
         kv, request.kv = request.kv, None
@@ -294,20 +361,3 @@ def _layer_hook(items: Sequence[StepItem]) -> Callable[[int], None] | None:
             item.request.listener.computing(item.request, item.stop, layers)
 
     return on_layers
-
-
-def _choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[tuple[OutputToken, ...]]:
-    """The tokens that each request is due, from its row of the logits float32 [R, V]."""
-    rows: list[SamplingRow] = []
-    owners: list[int] = []
-    for owner, request in enumerate(requests):
-        params = request.sampling
-        several = request.firsts_due > 1
-        for index in range(request.firsts_due):
-            own = params.of_sample(index) if several else params
-            rows.append(SamplingRow(own, request.prompt, request.output, request.banned_ids))
-            owners.append(owner)
-    if len(rows) > len(requests):
-        logits = logits[torch.tensor(owners)]
-    tokens = iter(sample(logits, rows))
-    return [tuple(itertools.islice(tokens, request.firsts_due)) for request in requests]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvferry.cache_key import CacheUse
+    from kvferry.errors import KvferryError
     from kvferry.generation import FinishReason, OutputToken
     from kvferry.ids import Attempt, RequestId, TokenIds
 
@@ -37,6 +38,10 @@ class _Nobody:
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """Its handoff ends it."""
+        raise AssertionError(f"{request.id} only holds KV")
+
+    def gave_up(self, request: Request, error: KvferryError) -> None:
+        """It has no constraint."""
         raise AssertionError(f"{request.id} only holds KV")
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvferry.cache_key import CacheUse
+    from kvferry.errors import KvferryError
     from kvferry.generation import OutputToken
     from kvferry.ids import AttemptId, TokenIds
     from kvferry.sampling import SamplingParams
@@ -105,6 +106,10 @@ class RequestListener(Protocol):
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """The answer of one sample is complete and its KV given up."""
+        ...
+
+    def gave_up(self, request: Request, error: KvferryError) -> None:
+        """Instead of `finished`: its constraint lets nobody go on, and its KV is given up."""
         ...
 
 

@@ -1,6 +1,7 @@
 """Choosing the next token of every sequence of a step, by array operations over the batch.
 
-Order: logit bias, penalties, bans, temperature, top-k, top-p (of what top-k left), min-p, draw.
+Order: logit bias, penalties, bans, the mask of a constraint, temperature, top-k, top-p (of what
+top-k left), min-p, draw.
 Log probabilities are the model's own: taken before any of these.
 """
 
@@ -16,6 +17,8 @@ from kvferry.generation import OutputToken, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
@@ -38,7 +41,10 @@ class SamplingRow:
     output: TokenIds
     """Tokens generated so far."""
     banned: tuple[int, ...]
-    """Ids that may not be chosen now: ends, while the output is shorter than min_tokens."""
+    """Ids that may not be chosen now: ends, while the output is shorter than min_tokens. Of no
+    effect with `allowed`, which knows of them."""
+    allowed: NDArray[np.uint8] | None = None
+    """[ceil(V / 8)], one bit per token, lowest first, at least one of them set; None: all."""
 
     @property
     def is_greedy(self) -> bool:
@@ -58,7 +64,8 @@ class SamplingRow:
     @property
     def keeps_scores(self) -> bool:
         """Whether the model's logits are used as they are."""
-        return not (self.params.logit_bias or self.banned or self.has_penalties)
+        is_free = self.allowed is None and not self.banned
+        return is_free and not (self.params.logit_bias or self.has_penalties)
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[OutputToken]:
@@ -107,11 +114,27 @@ def _adjusted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor
     for index, row in enumerate(rows):
         if row.has_penalties:
             _penalize(scores[index], row)
-    banned = [(index, token) for index, row in enumerate(rows) for token in row.banned]
+    banned = [
+        (index, token)
+        for index, row in enumerate(rows)
+        if row.allowed is None
+        for token in row.banned
+    ]
     if banned:
         where = torch.tensor(banned)
         scores[where[:, 0], where[:, 1]] = -torch.inf
+    _mask(scores, rows)
     return scores
+
+
+def _mask(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Rule out, in place, what the constraints of the rows do not allow."""
+    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
+    if masks:
+        bits = np.stack(list(masks.values()))
+        allowed = np.unpackbits(bits, axis=1, count=scores.shape[1], bitorder="little")
+        at = torch.tensor(list(masks))
+        scores[at] = scores[at].masked_fill(torch.from_numpy(allowed) == 0, -torch.inf)
 
 
 def _add_bias(scores: torch.Tensor, rows: Sequence[SamplingRow]) -> None:

@@ -103,6 +103,7 @@ class StepLoop:
         self._last_turn_s = clock.now()
         # A copy between tiers that is done is finished by the step's poll.
         engine.kv_cache.on_copy_done = lambda: self.post(None)
+        engine.constraints.on_compiled = lambda: self.post(None)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.snapshot = self._take_snapshot()
 

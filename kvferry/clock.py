@@ -36,3 +36,9 @@ class ManualClock:
         """Move forward by `seconds` >= 0."""
         assert seconds >= 0, f"a monotonic clock cannot go back by {-seconds} s"
         self._now += seconds
+
+
+def thread_cpu_s() -> float:
+    """Seconds that the processor has worked for the calling thread: the cost of a piece of work,
+    however busy the machine is with others."""
+    return time.thread_time()

@@ -25,6 +25,14 @@ SAMPLES_MAX = 16
 """Answers to one prompt. Each takes a row and a place in the batch of one worker; half of the
 default batch leaves room for others."""
 
+CONSTRAINT_CHARACTERS_MAX = 65_536
+"""Of a JSON schema, regex or grammar. The largest schemas that people publish for structured
+answers are about this long."""
+
+MULTIPLE_OF_MAX = 10_000
+"""Of all `multipleOf` of a JSON schema together: the states of an automaton that takes about 10
+microseconds for each."""
+
 REQUEST_ID_CHARACTERS_MAX = 128
 
 CACHE_SALT_CHARACTERS_MAX = 256
@@ -65,6 +73,23 @@ this is 10 minutes, about twice the longest that a handoff may take."""
 
 AUDIT_VIOLATIONS_MAX = 100
 """Told of one audit. The first few show what is wrong; the rest mostly follows from them."""
+
+# --- constrained answers ----------------------------------------------------------------------
+
+GRAMMARS_KEPT_MAX = 64
+"""Compiled constraints that a process remembers, by their text: mostly some 100 KB each."""
+
+CONSTRAINT_FIRST_MASK_CPU_S_MAX = 0.05
+"""A constraint whose first mask takes longer is refused. Those of ordinary ones take 0.1 to 5 ms,
+the first one builds most of the lexer."""
+
+CONSTRAINT_MASK_CPU_S_MAX = 0.25
+"""An answer one of whose masks takes longer is given up. The library's own limits end most such
+masks before; this is the bound of what one answer can cost the others in one step."""
+
+CONSTRAINTS_STEP_CPU_S_MAX = 0.02
+"""Masks of one step. Those that are left sit the step out, and come first in the next one: 400
+answers of 50 microseconds, more than a batch has."""
 
 # --- deadlines, in seconds ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kv_transfer.driver import HandoffDriver
     from kv_transfer.protocol.key import HandoffKey
     from kvferry.cache_key import CacheUse
+    from kvferry.errors import KvferryError
     from kvferry.generation import FinishReason, OutputToken
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
@@ -76,6 +77,12 @@ class PromptSource:
     def finished(self, request: Request, reason: FinishReason) -> None:
         """Never called: a prefill-only request is held until the handoff ends it."""
         raise AssertionError(f"{request.id} finished at the source: {reason}")
+
+    def gave_up(self, request: Request, error: KvferryError) -> None:
+        """Its constraint allows no first token."""
+        key = self._keys[request]
+        self._driver.abort_source(key, str(error))
+        self._end(key)
 
     def _end(self, key: HandoffKey) -> None:
         request = self._requests.pop(key)

@@ -19,7 +19,9 @@ from tests.support.digest_model import EOS, DigestRunner, digest_layout
 from tests.support.manual_copier import ManualCopier
 
 if TYPE_CHECKING:
+    from kvferry.errors import KvferryError
     from kvferry.generation import FinishReason, OutputToken
+    from kvferry.grammar import GrammarCompiler
 
 
 @dataclass(eq=False)
@@ -29,7 +31,7 @@ class Recorder:
     told: dict[str, list[int]] = field(default_factory=dict)
     computed_lens: dict[str, list[int]] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
-    ends: dict[str, FinishReason] = field(default_factory=dict)
+    ends: dict[str, FinishReason | KvferryError] = field(default_factory=dict)
 
     def admitted(self, request: Request) -> None:
         assert request.id.request_id not in self.hits, "admitted twice"
@@ -50,6 +52,10 @@ class Recorder:
     def finished(self, request: Request, reason: FinishReason) -> None:
         assert name_of(request) not in self.ends, "a second end"
         self.ends[name_of(request)] = reason
+
+    def gave_up(self, request: Request, error: KvferryError) -> None:
+        assert name_of(request) not in self.ends, "a second end"
+        self.ends[name_of(request)] = error
 
 
 def name_of(request: Request, sample: int | None = None) -> str:
@@ -73,6 +79,7 @@ class EngineBench:
         auditing: bool = True,
         host: HostTierConfig | None = None,
         window: int | None = None,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         layout = digest_layout(page_size)
         cache = CacheConfig(
@@ -93,7 +100,7 @@ class EngineBench:
         )
         self.runner = DigestRunner(self.kv_cache.pool, page_size, window)
         self.engine = Engine(
-            self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock()
+            self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock(), compiler
         )
         self.recorder = Recorder()
 
