@@ -94,6 +94,8 @@ class _Attempt:
     """When an offer of its source was first refused."""
     firsts: tuple[OutputToken, ...] = ()
     """The source's tokens, one per sample, kept until the KV is adopted."""
+    told_already: set[int] = field(default_factory=set)
+    """Samples whose next token the client has."""
     unwanted: set[int] = field(default_factory=set)
     """Samples that were ended before they had parted from their prompt."""
     usage: AttemptUsage = field(default_factory=AttemptUsage)
@@ -235,9 +237,12 @@ class Intake:
 
     def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
         """One more token of one sample, or the first ones of all."""
-        stream = self._attempts[request.id].stream
+        entry = self._attempts[request.id]
         for sample, token in enumerate(tokens, request.sample):
-            self._outbox.put(stream, AttemptOutput((token,), sample=sample))
+            if sample in entry.told_already:
+                entry.told_already.remove(sample)
+            else:
+                self._outbox.put(entry.stream, AttemptOutput((token,), sample=sample))
 
     def finished(self, request: Request, reason: FinishReason) -> None:
         """One sample is complete; the attempt is when all are."""
@@ -251,6 +256,12 @@ class Intake:
                 self._returns.offer(entry.request, entry.computed_by)
         else:
             self._outbox.put(entry.stream, end)
+
+    def gave_up(self, request: Request, error: KvferryError) -> None:
+        """Its constraint let one sample go no further; that ends the attempt."""
+        entry = self._attempts[request.id]
+        self._end_requests(entry)
+        self._close(entry, error)
 
     # --- the attempt's life --------------------------------------------------------------------
 
@@ -267,11 +278,7 @@ class Intake:
         except KvferryError as error:
             self._outbox.put(stream, error)
             return
-        requests = self._requests_of(attempt, stream)
-        if not requests:
-            return
-        is_single = attempt.sampling.n == 1
-        entry = _Attempt(requests[0], stream, attempt.source, is_single, requests[1:])
+        entry = self._attempt(attempt, stream)
         self._attempts[attempt.id] = entry
         try:
             if attempt.source is None:
@@ -282,28 +289,31 @@ class Intake:
         except KvferryError as error:
             self._close(entry, error)
 
-    def _requests_of(self, attempt: AttemptRequest, stream: AttemptStream) -> list[Request]:
-        """One for all samples, or, if they go on, one for each that is not at its end.
-
-        One whose last token was told but not its end gets this here.
-        """
+    def _attempt(self, attempt: AttemptRequest, stream: AttemptStream) -> _Attempt:
+        """With one request for all samples, or, if they go on, one for each that has not ended."""
+        is_single = attempt.sampling.n == 1
         if not attempt.resumed:
-            return [self._new_request(attempt)]
+            return _Attempt(self._new_request(attempt), stream, attempt.source, is_single)
         requests: list[Request] = []
+        only_end_missing: set[int] = set()
         for sample, progress in enumerate(attempt.resumed):
             if progress.is_done:
                 continue
             request = self._new_request(attempt)
             request.resume(sample, progress.token_ids)
-            reason = request.finish_reason()
-            if reason is not None:
-                end = AttemptOutput((), AttemptFinish(reason, AttemptUsage()), sample=sample)
-                self._outbox.put(stream, end)
-                continue
+            if request.finish_reason() is not None:
+                # Why it ended may be known to its constraint alone: choosing the last token again
+                # shows it.
+                only_end_missing.add(sample)
+                request = self._new_request(attempt)
+                request.resume(sample, progress.token_ids[:-1])
             # What was found of the first one's tokens is told of the whole attempt.
             request.announced = bool(requests)
             requests.append(request)
-        return requests
+        first, *others = requests
+        entry = _Attempt(first, stream, attempt.source, is_single, others)
+        entry.told_already = only_end_missing
+        return entry
 
     def _new_request(self, attempt: AttemptRequest) -> Request:
         return Request(

@@ -29,10 +29,10 @@ class AnswerProgress:
         self._new_tokens = 0
         """Of the attempt that runs."""
         self._failures = 0
-        self._failures_in_a_row = 0
-        """Since the last token."""
+        self._fruitless = 0
+        """Failures in a row of attempts that brought no token."""
         self.stalled_since: float | None = None
-        """When it failed for the first time since the last token."""
+        """When the first attempt failed since the last token."""
         self.failure: KvferryError | None = None
         """Why the attempt before failed."""
         self.avoid: frozenset[WorkerId] = frozenset()
@@ -88,7 +88,7 @@ class AnswerProgress:
             self._ended.add(output.sample)
         if output.tokens:
             self._new_tokens += len(output.tokens)
-            self._failures_in_a_row, self.stalled_since, self.full = 0, None, frozenset()
+            self._fruitless, self.stalled_since, self.full = 0, None, frozenset()
 
     def failed(self, error: KvferryError, route: Route, now: float) -> None:
         """Return if the request may be tried again, raise what the client is told otherwise."""
@@ -96,15 +96,14 @@ class AnswerProgress:
             raise error
         self.failure = self._as_told(error)
         self.stalled_since = now if self.stalled_since is None else self.stalled_since
-        self._blame(route)
-        is_full = isinstance(error, Overloaded)
-        if is_full:
+        if isinstance(error, Overloaded):
             self.full |= {route.decode.worker_id}
         # A refusal costs a worker nothing: an answer that has begun outwaits it.
-        counts = not (is_full and self.tokens_sent)
-        self._failures += counts
-        self._failures_in_a_row += counts
-        if self._failures_in_a_row == ATTEMPTS_MAX or self._failures == ATTEMPT_FAILURES_MAX:
+        if not (isinstance(error, Overloaded) and self.tokens_sent):
+            self._failures += 1
+            self._fruitless += not self._new_tokens
+        self._blame(route)
+        if self._fruitless == ATTEMPTS_MAX or self._failures == ATTEMPT_FAILURES_MAX:
             raise self.failure from error
 
     def _as_told(self, error: KvferryError) -> KvferryError:

@@ -18,12 +18,14 @@ from tests.support.digest_model import DigestRunner, digest_layout
 from tests.support.in_process_cluster import InProcessCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from engine.model_spec import ModelSpec
     from kvferry.config import DType
+    from kvferry.membership import WorkerInfo
     from mem_cache.kv_pool import KvPool
+    from router.worker_client import WorkerClient
 
 ROWS = 24
 
@@ -65,12 +67,14 @@ def digest_config(
 
 @contextmanager
 def digest_cluster(
-    config: ClusterConfig, roles: Sequence[Role] = (Role.PREFILL, Role.DECODE)
+    config: ClusterConfig,
+    roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
+    connect: Callable[[WorkerInfo], WorkerClient] | None = None,
 ) -> Iterator[InProcessCluster]:
-    """A running cluster of these workers."""
+    """A running cluster of these workers; `connect` as of `InProcessCluster`."""
     with (
         patch("cluster.worker_process.load_spec", _digest_spec),
         patch("cluster.worker_process.ModelRunner", _WorkerRunner),
-        InProcessCluster(config, roles) as cluster,
+        InProcessCluster(config, roles, connect) as cluster,
     ):
         yield cluster

@@ -30,10 +30,11 @@ from router.router import Router
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from kvferry.accounts import KvAccounts
     from kvferry.config import ClusterConfig
+    from router.worker_client import WorkerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,15 @@ class Answer:
 class InProcessCluster:
     """One router and the given workers, as a context manager."""
 
-    def __init__(self, config: ClusterConfig, roles: Sequence[Role]) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        roles: Sequence[Role],
+        connect: Callable[[WorkerInfo], WorkerClient] | None = None,
+    ) -> None:
+        """`connect`: what the router calls workers with; None: as the product does."""
         self._config = config
+        self._connecting = {} if connect is None else {"connect": connect}
         self.workers = [
             WorkerProcess(config, WorkerId(f"{role.value}-{number}"), role)
             for number, role in enumerate(roles)
@@ -62,7 +70,9 @@ class InProcessCluster:
         self._thread.start()
         self.infos = [worker.start() for worker in self.workers]
         directory = resolve_model(self._config.model.path)
-        self.router = Router(self._config, directory, MonotonicClock(), random.Random(0))
+        self.router = Router(
+            self._config, directory, MonotonicClock(), random.Random(0), **self._connecting
+        )
         self._run(self.router.start())
         self._run(self.router.set_membership(Membership(1, tuple(self.infos))))
         self._server, port = self._run(serve(self.router, "127.0.0.1", 0))
