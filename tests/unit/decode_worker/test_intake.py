@@ -2,158 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
-from decode_worker.attempt_stream import Outbox
-from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, EndSample, Intake, StartAttempt
-from kv_transfer.protocol.key import HandoffKey
-from kvferry.cache_key import CacheUse
+from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, EndSample
 from kvferry.errors import (
     DuplicateRequest,
     HandoffFailed,
     InternalError,
     InvalidInput,
-    KvferryError,
     Overloaded,
     RequestCancelled,
 )
 from kvferry.generation import (
-    AttemptOutput,
-    AttemptRequest,
     AttemptUsage,
     FinishReason,
     OutputToken,
     PrefillSource,
 )
-from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
-from kvferry.sampling import SamplingParams
-from tests.support.attempt_log import AttemptLog
+from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
 from tests.support.digest_model import answer
-from tests.support.engine_bench import EngineBench
+from tests.support.intake_bench import KEY, PROMPT, SOURCE, IntakeBench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.request import Request
+    from kv_transfer.protocol.key import HandoffKey
 
 SALT = ExtraKey("")
-SOURCE = PrefillSource(WorkerId("prefill-0"), "127.0.0.1:1", Incarnation(11))
-PROMPT = [20, 21, 22, 23, 24, 25]
-KEY = HandoffKey(
-    request_id=RequestId("r"),
-    attempt=Attempt(1),
-    source_incarnation=Incarnation(11),
-    sink_incarnation=Incarnation(22),
-)
-
-
-@dataclass(eq=False)
-class FakeDriver:
-    """Remembers what the intake asks of the handoff driver."""
-
-    fetched: list[HandoffKey] = field(default_factory=list)
-    aborted: list[HandoffKey] = field(default_factory=list)
-
-    def fetch(self, key: HandoffKey, *rest: object) -> None:
-        self.fetched.append(key)
-
-    def abort_fetch(self, key: HandoffKey, reason: str) -> None:
-        self.aborted.append(key)
-
-
-@dataclass(eq=False)
-class FakeReturns:
-    """Remembers whose answers were complete, and who had computed their prompts."""
-
-    told: list[tuple[str, PrefillSource]] = field(default_factory=list)
-
-    def offer(self, request: Request, computed_by: PrefillSource) -> None:
-        assert request.kv is None, "its KV is not published yet"
-        self.told.append((request.id.request_id, computed_by))
-
-
-class Bench:
-    """An intake over a real engine and a fake driver."""
-
-    def __init__(self) -> None:
-        self.engine_bench = EngineBench()
-        self.driver = FakeDriver()
-        self.loop = asyncio.new_event_loop()
-        self.returns = FakeReturns()
-        self.intake = Intake(
-            self.engine_bench.engine,
-            self.driver,
-            Incarnation(22),
-            Outbox(self.loop),
-            self.returns,
-        )
-
-    def start(self, *, source: PrefillSource | None, **options: object) -> AttemptLog:
-        sampling = {"temperature": 0.0, "max_tokens": 4, "ignore_eos": True}
-        prompt = options.pop("prompt", PROMPT)
-        attempt = AttemptRequest(
-            id=AttemptId(RequestId(str(options.pop("name", "r"))), Attempt(1)),
-            prompt=np.asarray(prompt, dtype=np.int32),
-            sampling=SamplingParams(**sampling | options),
-            cache_use=CacheUse(ExtraKey("")),
-            source=source,
-        )
-        stream = AttemptLog(attempt.sampling.n)
-        assert self.intake.handle(StartAttempt(attempt, stream))
-        self.intake.tick()
-        return stream
-
-    def cancel(self, stream: AttemptLog) -> None:
-        attempt_id = AttemptId(RequestId("r"), Attempt(1))
-        assert self.intake.handle(CancelAttempt(attempt_id, stream))
-
-    def receive_kv(self) -> None:
-        """Do what the driver does between Grant and commit."""
-        kv = self.intake.reserve(KEY, len(PROMPT))
-        assert kv is not None
-        cache = self.engine_bench.kv_cache
-        slots = cache.slots(kv, 0, len(PROMPT))
-        for position, (slot, token) in enumerate(zip(slots, PROMPT, strict=True)):
-            cache.pool.buffer[0, :, slot, 0, 0] = token
-            cache.pool.buffer[0, :, slot, 0, 1] = position
-        cache.commit(kv, len(PROMPT))
-        cache.adopt(kv)
-
-    def read(self, stream: AttemptLog) -> tuple[list[int], AttemptOutput | KvferryError]:
-        """All outputs so far, which must include the end."""
-        outputs, error = self.outputs_of(stream)
-        ids = [token.token_id for output in outputs for token in output.tokens]
-        return ids, outputs[-1] if error is None else error
-
-    def outputs_of(self, stream: AttemptLog) -> tuple[list[AttemptOutput], KvferryError | None]:
-        """What has reached the event loop."""
-        self.intake.flush()
-        self.loop.run_until_complete(asyncio.sleep(0))
-        return stream.outputs()
-
-    def read_samples(self, stream: AttemptLog, n: int) -> tuple[list[list[int]], list[int]]:
-        """Tokens of each sample, and the samples in the order of their ends."""
-        outputs, error = self.outputs_of(stream)
-        assert error is None
-        ids: list[list[int]] = [[] for _ in range(n)]
-        for output in outputs:
-            ids[output.sample] += [token.token_id for token in output.tokens]
-        return ids, [output.sample for output in outputs if output.finish is not None]
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    made = Bench()
+def bench() -> Iterator[IntakeBench]:
+    made = IntakeBench()
     yield made
     made.loop.close()
 
 
-def test_without_a_source_the_prompt_is_computed_here(bench: Bench) -> None:
+def test_without_a_source_the_prompt_is_computed_here(bench: IntakeBench) -> None:
     stream = bench.start(source=None)
     bench.engine_bench.run()
     ids, end = bench.read(stream)
@@ -163,7 +51,7 @@ def test_without_a_source_the_prompt_is_computed_here(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def test_with_a_source_the_kv_is_fetched_and_decoded(bench: Bench) -> None:
+def test_with_a_source_the_kv_is_fetched_and_decoded(bench: IntakeBench) -> None:
     stream = bench.start(source=SOURCE)
     assert bench.driver.fetched == [KEY]
     bench.receive_kv()
@@ -180,7 +68,7 @@ def test_with_a_source_the_kv_is_fetched_and_decoded(bench: Bench) -> None:
 
 @pytest.mark.parametrize("reserved", [False, True])
 def test_failed_handoff_ends_the_attempt_and_gives_the_kv_back(
-    bench: Bench, reserved: bool
+    bench: IntakeBench, reserved: bool
 ) -> None:
     stream = bench.start(source=SOURCE)
     if reserved:
@@ -192,13 +80,13 @@ def test_failed_handoff_ends_the_attempt_and_gives_the_kv_back(
     bench.engine_bench.assert_idle()
 
 
-def test_reserving_again_gives_the_same_kv(bench: Bench) -> None:
+def test_reserving_again_gives_the_same_kv(bench: IntakeBench) -> None:
     bench.start(source=SOURCE)
     assert bench.intake.reserve(KEY, 6) is bench.intake.reserve(KEY, 6)
 
 
 @pytest.mark.parametrize("stage", ["requested", "reserved", "decoding", "local"])
-def test_cancel_in_any_stage_ends_everything_once(bench: Bench, stage: str) -> None:
+def test_cancel_in_any_stage_ends_everything_once(bench: IntakeBench, stage: str) -> None:
     stream = bench.start(source=None if stage == "local" else SOURCE)
     if stage == "reserved":
         bench.intake.reserve(KEY, len(PROMPT))
@@ -217,7 +105,7 @@ def test_cancel_in_any_stage_ends_everything_once(bench: Bench, stage: str) -> N
     bench.engine_bench.assert_idle()
 
 
-def test_second_attempt_with_the_same_id_is_refused_and_harmless(bench: Bench) -> None:
+def test_second_attempt_with_the_same_id_is_refused_and_harmless(bench: IntakeBench) -> None:
     first = bench.start(source=None)
     second = bench.start(source=None)
     bench.cancel(second)
@@ -228,7 +116,7 @@ def test_second_attempt_with_the_same_id_is_refused_and_harmless(bench: Bench) -
 
 @pytest.mark.parametrize("source", [None, SOURCE])
 def test_input_that_would_break_a_step_is_refused(
-    bench: Bench, source: PrefillSource | None
+    bench: IntakeBench, source: PrefillSource | None
 ) -> None:
     for stream in (
         bench.start(source=source, prompt=[]),
@@ -241,13 +129,15 @@ def test_input_that_would_break_a_step_is_refused(
     bench.engine_bench.assert_idle()
 
 
-def test_stop_tells_every_stream(bench: Bench) -> None:
+def test_stop_tells_every_stream(bench: IntakeBench) -> None:
     stream = bench.start(source=None)
     bench.intake.stop(InternalError("engine failed"))
     assert isinstance(bench.read(stream)[1], InternalError)
 
 
-def test_sizes_that_cannot_be_are_refused_before_anything_is_made_of_them(bench: Bench) -> None:
+def test_sizes_that_cannot_be_are_refused_before_anything_is_made_of_them(
+    bench: IntakeBench,
+) -> None:
     for max_tokens in (-1, -10, 0, 2**31 - 1):
         stream = bench.start(source=None, max_tokens=max_tokens)
         assert isinstance(bench.read(stream)[1], InvalidInput)
@@ -255,7 +145,9 @@ def test_sizes_that_cannot_be_are_refused_before_anything_is_made_of_them(bench:
 
 
 @pytest.mark.parametrize("token", [-1, 211, 4_000_000_000])
-def test_first_token_that_the_model_does_not_have_is_refused(bench: Bench, token: int) -> None:
+def test_first_token_that_the_model_does_not_have_is_refused(
+    bench: IntakeBench, token: int
+) -> None:
     stream = bench.start(source=SOURCE)
     bench.receive_kv()
     with pytest.raises(InvalidInput, match="first_token"):
@@ -267,7 +159,7 @@ def test_first_token_that_the_model_does_not_have_is_refused(bench: Bench, token
     bench.engine_bench.assert_idle()
 
 
-def test_attempts_with_a_source_count_against_the_queue(bench: Bench) -> None:
+def test_attempts_with_a_source_count_against_the_queue(bench: IntakeBench) -> None:
     limit = bench.engine_bench.engine.attempts_max
     streams = [bench.start(source=SOURCE, name=f"r{number}") for number in range(limit + 1)]
     assert isinstance(bench.read(streams[-1])[1], Overloaded)
@@ -278,14 +170,14 @@ def test_attempts_with_a_source_count_against_the_queue(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def _full(bench: Bench) -> Request:
+def _full(bench: IntakeBench) -> Request:
     """Fill the KV with a prompt that stays until it is ended."""
     held = bench.engine_bench.submit("held", list(range(10, 210)), prefill_only=True)
     bench.engine_bench.run()
     return held
 
 
-def test_attempt_waits_without_a_handoff_until_its_kv_fits(bench: Bench) -> None:
+def test_attempt_waits_without_a_handoff_until_its_kv_fits(bench: IntakeBench) -> None:
     held = _full(bench)
     streams = [
         bench.start(source=SOURCE, name=name, prompt=[20] * 60, max_tokens=30) for name in "rs"
@@ -299,7 +191,7 @@ def test_attempt_waits_without_a_handoff_until_its_kv_fits(bench: Bench) -> None
     assert bench.driver.aborted == [KEY]
 
 
-def test_cancel_while_waiting_for_room(bench: Bench) -> None:
+def test_cancel_while_waiting_for_room(bench: IntakeBench) -> None:
     held = _full(bench)
     stream = bench.start(source=SOURCE, prompt=[20] * 60)
     bench.cancel(stream)
@@ -310,7 +202,9 @@ def test_cancel_while_waiting_for_room(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(bench: Bench) -> None:
+def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(
+    bench: IntakeBench,
+) -> None:
     stream = bench.start(source=SOURCE)
     # Somebody else took the room meanwhile.
     held = bench.engine_bench.request("held", list(range(10, 210)), prefill_only=True)
@@ -333,7 +227,7 @@ def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(ben
     bench.engine_bench.assert_idle()
 
 
-def test_fetch_that_is_refused_ends_the_attempt(bench: Bench) -> None:
+def test_fetch_that_is_refused_ends_the_attempt(bench: IntakeBench) -> None:
     def refuse(key: HandoffKey, *rest: object) -> None:
         raise DuplicateRequest(str(key))
 
@@ -351,7 +245,7 @@ def _firsts(n: int) -> tuple[OutputToken, ...]:
     return n * (OutputToken(answer(PROMPT, 1)[0]),)
 
 
-def test_samples_of_a_prompt_computed_here_end_one_by_one(bench: Bench) -> None:
+def test_samples_of_a_prompt_computed_here_end_one_by_one(bench: IntakeBench) -> None:
     options = {"temperature": 3.0, "seed": 1, "max_tokens": 12, "stop_token_ids": tuple(range(60))}
     stream = bench.start(source=None, n=5, **options)
     bench.engine_bench.run()
@@ -362,7 +256,7 @@ def test_samples_of_a_prompt_computed_here_end_one_by_one(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def test_samples_of_fetched_kv_are_streamed_before_it_is_there(bench: Bench) -> None:
+def test_samples_of_fetched_kv_are_streamed_before_it_is_there(bench: IntakeBench) -> None:
     stream = bench.start(source=SOURCE, n=3)
     assert bench.driver.fetched == [KEY]
     bench.receive_kv()
@@ -378,7 +272,7 @@ def test_samples_of_fetched_kv_are_streamed_before_it_is_there(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_a_source_that_chose_for_other_samples_is_refused(bench: Bench, count: int) -> None:
+def test_a_source_that_chose_for_other_samples_is_refused(bench: IntakeBench, count: int) -> None:
     bench.start(source=SOURCE, n=3)
     bench.receive_kv()
     with pytest.raises(InvalidInput, match="first_tokens"):
@@ -389,7 +283,9 @@ def test_a_source_that_chose_for_other_samples_is_refused(bench: Bench, count: i
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("source", [None, SOURCE])
-def test_cancel_ends_all_samples(bench: Bench, source: PrefillSource | None, steps: int) -> None:
+def test_cancel_ends_all_samples(
+    bench: IntakeBench, source: PrefillSource | None, steps: int
+) -> None:
     stream = bench.start(source=source, n=4, max_tokens=30)
     if source is not None:
         bench.receive_kv()
@@ -403,7 +299,7 @@ def test_cancel_ends_all_samples(bench: Bench, source: PrefillSource | None, ste
     bench.engine_bench.assert_idle()
 
 
-def test_cancel_after_some_samples_have_ended(bench: Bench) -> None:
+def test_cancel_after_some_samples_have_ended(bench: IntakeBench) -> None:
     options = {"temperature": 3.0, "seed": 1, "max_tokens": 30, "stop_token_ids": tuple(range(60))}
     stream = bench.start(source=None, n=5, **options)
     while len(bench.engine_bench.kv_cache.live_requests()) in (0, 1, 5):
@@ -414,11 +310,11 @@ def test_cancel_after_some_samples_have_ended(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def _end_sample(bench: Bench, sample: int) -> None:
+def _end_sample(bench: IntakeBench, sample: int) -> None:
     assert bench.intake.handle(EndSample(AttemptId(RequestId("r"), Attempt(1)), sample))
 
 
-def test_a_sample_whose_text_has_ended_gives_its_kv_back(bench: Bench) -> None:
+def test_a_sample_whose_text_has_ended_gives_its_kv_back(bench: IntakeBench) -> None:
     stream = bench.start(source=None, n=3, max_tokens=30)
     for _ in range(3):
         bench.engine_bench.engine.step()
@@ -433,7 +329,7 @@ def test_a_sample_whose_text_has_ended_gives_its_kv_back(bench: Bench) -> None:
     bench.engine_bench.assert_idle()
 
 
-def test_a_sample_may_end_while_its_kv_is_still_under_way(bench: Bench) -> None:
+def test_a_sample_may_end_while_its_kv_is_still_under_way(bench: IntakeBench) -> None:
     stream = bench.start(source=SOURCE, n=3)
     bench.receive_kv()
     bench.intake.first_tokens(KEY, _firsts(3))
