@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +14,24 @@ from kvferry.config import SchedulerConfig
 from kvferry.errors import InvalidInput
 from kvferry.generation import FinishReason, OutputToken, SampleProgress
 from kvferry.ids import ExtraKey
-from kvferry.sampling import SamplingParams
+from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
 from tests.support.digest_model import EOS, answer
 from tests.support.engine_bench import EngineBench, Recorder, name_of
+from tests.support.small_tokenizer import SmallVocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from engine.request import Request
 
 PROMPT = list(range(20, 41))
 LENGTH = 11
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "old": {"type": "boolean"}},
+    "required": ["name", "old"],
+    "additionalProperties": False,
+}
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 3.0, "seed": 7},
@@ -103,6 +111,41 @@ def test_cut_anywhere_the_rest_is_that_of_an_undisturbed_answer(kind: str) -> No
         bench.run()
         assert bench.recorder.said["r"] == said[cut:], cut
         assert bench.recorder.ends == {"r": reason}
+        bench.assert_idle()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallVocabulary]:
+    vocabulary = SmallVocabulary(tmp_path_factory.mktemp("small"))
+    yield vocabulary
+    vocabulary.compiler.close()
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["computed here", "kv is sent"])
+def test_an_answer_goes_on_within_its_grammar(words: SmallVocabulary, is_sent: bool) -> None:
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
+    words.compiler.compile(constraint).result(timeout=10)
+    options = {"temperature": 3.0, "seed": 5, "max_tokens": 60, "constraint": constraint}
+    whole = _bench(compiler=words.compiler, auditing=False)
+    whole.submit("r", PROMPT, **options)
+    whole.run()
+    said = whole.recorder.told["r"]
+    assert json.loads(words.text(said)).keys() == {"name", "old"}
+    for cut in range(1, len(said)):
+        bench = _bench(compiler=words.compiler, auditing=False)
+        request = bench.request("r", PROMPT, **options)
+        request.resume(0, said[:cut])
+        if is_sent:
+            bench.engine.submit_inbound(request)
+            assert bench.engine.next_expected() is request
+            assert bench.engine.reserve_inbound(request)
+            _receive(bench, request)
+            bench.engine.adopt(request, [OutputToken(199)])
+        else:
+            bench.engine.submit(request)
+        bench.run()
+        assert bench.recorder.told["r"] == said[cut:]
+        assert bench.recorder.ends == whole.recorder.ends
         bench.assert_idle()
 
 
