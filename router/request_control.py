@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 class RequestControl:
     """The handle of one request in flight."""
 
-    def __init__(self, deadline: float) -> None:
-        """`deadline` is of the router's clock, in seconds."""
+    def __init__(self, deadline: float, tenant: str = "") -> None:
+        """`deadline` is of the router's clock, in seconds; `tenant` may end the request."""
         self.deadline = deadline
+        self.tenant = tenant
         self.ended_samples: set[int] = set()
         """Samples whose text has met a stop string."""
         self._error: KvferryError | None = None

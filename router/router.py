@@ -134,10 +134,11 @@ class Router:
         """Every worker as this router knows it."""
         return self.fleet.summaries()
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request by its whole id; False if none of that id is in flight."""
+    def cancel(self, request_id: str, tenant: str | None = None) -> bool:
+        """End a request by its whole id; False if none of that id, of that tenant unless it is
+        None, is in flight."""
         control = self._in_flight.get(RequestId(request_id))
-        if control is None:
+        if control is None or tenant not in (None, control.tenant):
             return False
         control.end(RequestCancelled(f"request {request_id} was cancelled"))
         return True
@@ -150,7 +151,7 @@ class Router:
         arrived_at = self._clock.now()
         request_id = check_request_id(request.request_id)
         check_fields(request, self.config.model.served_name, self.card)
-        with self._admitted(request_id, request.timeout_s, arrived_at) as control:
+        with self._admitted(request_id, request, arrived_at) as control:
             assert request.input is not None, "checked above"
             prompt = await self._encode(request.input)
             cache_use = cache_use_of(request, self._weights)
@@ -179,7 +180,7 @@ class Router:
 
     @contextlib.contextmanager
     def _admitted(
-        self, request_id: RequestId, timeout_s: float | None, arrived_at: float
+        self, request_id: RequestId, request: ClientRequest, arrived_at: float
     ) -> Iterator[RequestControl]:
         """Hold one of the places for requests, and the request's deadline, while inside."""
         if self._is_stopping:
@@ -190,8 +191,8 @@ class Router:
         if len(self._in_flight) >= limit:
             raise Overloaded(f"{limit} requests are in flight already", _RETRY_AFTER_S)
         longest_s = self.config.router.request_timeout_s
-        timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
-        control = RequestControl(arrived_at + timeout_s)
+        timeout_s = longest_s if request.timeout_s is None else min(request.timeout_s, longest_s)
+        control = RequestControl(arrived_at + timeout_s, request.tenant)
         expired = DeadlineExceeded(f"request {request_id} was not done within {timeout_s:g} s")
         timer = asyncio.get_running_loop().call_later(timeout_s, control.end, expired)
         self._in_flight[request_id] = control

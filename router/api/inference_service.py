@@ -12,7 +12,7 @@ from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
 from router.api.messages import chunk_to_wire, request_from_wire
 from router.api.security import account_of
-from router.api.security_guard import calling_tenant
+from router.api.security_guard import calling_tenant, ends_requests_of
 
 if TYPE_CHECKING:
     from router.router import Router
@@ -65,7 +65,7 @@ class InferenceService:
         answer = inference_pb2.CancelResponse()
         async with status_of_errors(context):
             message = parse_message(inference_pb2.CancelRequest, data)
-            answer.found = self._router.cancel(message.request_id)
+            answer.found = self._router.cancel(message.request_id, ends_requests_of())
         return answer
 
     async def model_info(self, data: bytes, context: Any) -> inference_pb2.ModelInfoResponse:

@@ -30,6 +30,12 @@ def calling_tenant() -> str:
     return _caller.get()
 
 
+def ends_requests_of() -> str | None:
+    """Whose requests the call may end by their ids; None: anybody's, as the operator's may."""
+    tenant = _caller.get()
+    return None if tenant in ("", ADMIN_TENANT) else tenant
+
+
 class KeyGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Every call needs a key, those of `Admin` one of the operator. Health is open to all."""
 

@@ -17,7 +17,7 @@ from kvferry.errors import InvalidInput
 from kvferry.rpc_errors import status_of_errors
 from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
-from router.api.security_guard import calling_tenant
+from router.api.security_guard import calling_tenant, ends_requests_of
 from router.api.smg_answer import SmgAnswer
 from router.api.smg_cluster import engine_load, model_info, scheduler_load, server_info
 from router.api.smg_messages import in_words_of_smg, request_from_smg
@@ -107,7 +107,7 @@ class SmgService:
         """End requests by their ids; those that are over already are none of its business."""
         async with status_of_errors(context):
             for request_id in parse_message(vllm.AbortRequest, data).request_ids:
-                self._router.cancel(request_id)
+                self._router.cancel(request_id, ends_requests_of())
         return vllm.AbortResponse()
 
     async def get_model_info(self, data: bytes, context: Any) -> vllm.GetModelInfoResponse:

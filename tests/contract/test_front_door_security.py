@@ -16,7 +16,7 @@ from cluster.client_security import ClientSecurity
 from kvferry.router_config import SecurityConfig
 from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.certificates import Authority
-from tests.support.fake_worker import FakeWorker
+from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import SERVED, RouterBench, router_bench, text_of
 from tests.support.router_model import write_model
 
@@ -46,12 +46,14 @@ def run(
     directory: Path,
     security: SecurityConfig,
     test: Callable[[RouterBench], Awaitable[None]],
+    worker: FakeWorker | None = None,
 ) -> None:
+    serving = worker or FakeWorker("w")
+
     async def main() -> None:
-        worker = FakeWorker("w")
         async with (
             asyncio.timeout(10),
-            router_bench(directory, worker, security=security) as bench,
+            router_bench(directory, serving, security=security) as bench,
         ):
             await test(bench)
 
@@ -213,6 +215,31 @@ def test_the_account_is_that_of_the_key(directory: Path, keys: Path) -> None:
         assert tenants == 3 * ["blue"]
 
     run(directory, SecurityConfig(api_keys=str(keys)), test)
+
+
+def test_nobody_ends_the_requests_of_others(directory: Path, keys: Path) -> None:
+    other = "the-key-of-red-00001"
+    keys.write_text(f"blue: {BLUE}\nred: {other}\nadmin: {OPERATOR}\n")
+
+    async def test(bench: RouterBench) -> None:
+        smg = vllm_engine_pb2_grpc.VllmEngineStub(bench.channel)
+        for ending in (BLUE, OPERATOR):
+            request = inference_pb2.GenerateRequest(text="hello", request_id="mine")
+            call = bench.inference.Generate(request, metadata=bearer(BLUE))
+            assert (await call.read()).request_id == "mine"
+            cancel = inference_pb2.CancelRequest(request_id="mine")
+            answer = await bench.inference.Cancel(cancel, metadata=bearer(other))
+            assert not answer.found
+            abort = vllm_engine_pb2.AbortRequest(request_ids=["mine"])
+            await smg.Abort(abort, metadata=bearer(other))
+            assert bench.router.requests_in_flight == 1
+            answer = await bench.inference.Cancel(cancel, metadata=bearer(ending))
+            assert answer.found
+            last = await call.read()
+            assert last.finish.reason == inference_pb2.FINISH_REASON_CANCELLED
+
+    hangs = FakeWorker("w", script=lambda _: Script(hang_after=1))
+    run(directory, SecurityConfig(api_keys=str(keys)), test, hangs)
 
 
 def test_the_command_lines_client(

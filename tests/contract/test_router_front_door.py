@@ -243,7 +243,7 @@ def test_deadlines_of_client_and_router(directory: Path) -> None:
 def test_a_client_that_does_not_read_holds_nothing_for_ever(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.api.inference_service._WRITE_GRACE_S", 0.0)
+    monkeypatch.setattr("router.api.bounded_answer._WRITE_GRACE_S", 0.0)
     worker = FakeWorker("w", script=lambda _: Script((65,) * 20_000))
 
     async def test(bench: RouterBench) -> None:
