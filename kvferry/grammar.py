@@ -1,7 +1,9 @@
 """What an answer may be: the text of a constraint, compiled against a model's vocabulary.
 
 Routers and workers compile alike, with the same library, limits and vocabulary, so that a worker
-can serve what a router has let through. Loads no torch.
+can serve what a router has let through. The library bounds most of what a text can cost, not all of
+it: what clients send is first compiled in a process that may die of it (`router.constraint_gate`).
+Loads no torch.
 
 Order of the checks: size and characters of the text, what the notation itself can be asked without
 the library, then the library, then whether there is any first token, and in what time.
@@ -23,9 +25,7 @@ from kvferry.limits import (
     CONSTRAINT_CHARACTERS_MAX,
     CONSTRAINT_FIRST_MASK_CPU_S_MAX,
     GRAMMARS_KEPT_MAX,
-    MULTIPLE_OF_MAX,
 )
-from kvferry.multiples import common_multiple
 from kvferry.sampling import Constraint, ConstraintKind
 
 if TYPE_CHECKING:
@@ -82,8 +82,15 @@ class Grammar:
 class GrammarCompiler:
     """Compiles constraints in a thread of its own, and remembers those asked for last."""
 
-    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        kept_max: int = GRAMMARS_KEPT_MAX,
+    ) -> None:
         """`directory` is the model's; its `tokenizer.json` is read by the first compilation."""
+        self._kept_max = kept_max
         self._file = directory / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -101,7 +108,7 @@ class GrammarCompiler:
                     self._executor = _start_executor()
                 future = self._executor.submit(self._compile, constraint)
                 self._known[constraint] = future
-                if len(self._known) > GRAMMARS_KEPT_MAX:
+                if len(self._known) > self._kept_max:
                     self._known.popitem(last=False)
             self._known.move_to_end(constraint)
         return future
@@ -167,10 +174,6 @@ def _check_schema(field: str, text: str) -> None:
         raise InvalidInput(field, f"is not valid JSON: {error}") from error
     if not isinstance(schema, dict):
         raise InvalidInput(field, "must be a JSON object")
-    # The library makes an automaton of so many states of it, or of their common multiple.
-    if common_multiple(schema, MULTIPLE_OF_MAX) is None:
-        problem = f"multipleOf: the least common multiple of all is above {MULTIPLE_OF_MAX}"
-        raise InvalidInput(field, problem)
 
 
 def _refuse_constant(name: str) -> None:

@@ -29,10 +29,6 @@ CONSTRAINT_CHARACTERS_MAX = 65_536
 """Of a JSON schema, regex or grammar. The largest schemas that people publish for structured
 answers are about this long."""
 
-MULTIPLE_OF_MAX = 10_000
-"""Of all `multipleOf` of a JSON schema together: the states of an automaton that takes about 10
-microseconds for each."""
-
 REQUEST_ID_CHARACTERS_MAX = 128
 
 CACHE_SALT_CHARACTERS_MAX = 256
@@ -78,6 +74,22 @@ AUDIT_VIOLATIONS_MAX = 100
 
 GRAMMARS_KEPT_MAX = 64
 """Compiled constraints that a process remembers, by their text: mostly some 100 KB each."""
+
+CONSTRAINT_COMPILE_CPU_S_MAX = 1.0
+"""A constraint that takes longer to compile is refused. The schemas of ordinary requests take some
+milliseconds, 64 KiB of nested objects with dates and ranges 0.2 s. A worker takes as long, beside
+its engine thread."""
+
+CONSTRAINT_COMPILE_BYTES_MAX = 3 * 2**30
+"""Address space of the process that tries: most of it is reserved stack and the library's code.
+Only what explodes comes near."""
+
+CONSTRAINT_CHECK_TIMEOUT_S = 30.0
+"""Longest wait of a request for the process that tries its constraint: a start of it, and some
+constraints of others."""
+
+CONSTRAINT_VERDICTS_KEPT_MAX = 1024
+"""Constraints of which a router remembers whether they may pass: of 64 KiB at most."""
 
 CONSTRAINT_FIRST_MASK_CPU_S_MAX = 0.05
 """A constraint whose first mask takes longer is refused. Those of ordinary ones take 0.1 to 5 ms,
