@@ -95,7 +95,7 @@ class RouterConfig:
     policy: PolicyName = PolicyName.PRICED_TIME
     """How the worker that computes a prompt is chosen."""
     requests_max: int = 512
-    """Requests in flight; more are refused with RESOURCE_EXHAUSTED."""
+    """Most requests given to workers at once; as many as the workers decode together, if fewer."""
     request_timeout_s: float = 600.0
     """Longest life of a request whose client sets no deadline."""
     status_interval_s: float = 0.5

@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from kvferry.cache_key import Sharing
 from kvferry.errors import (
     DeadlineExceeded,
     DuplicateRequest,
-    Overloaded,
     RequestCancelled,
     WorkerUnavailable,
 )
 from kvferry.ids import RequestId
-from kvferry.kv_events import event_block_tokens
+from kvferry.kv_events import event_block_tokens, prompt_block_hashes
 from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
+from router.admission import AdmissionSettings
 from router.attempts import AttemptRunner
+from router.constraint_gate import ConstraintGate
 from router.fleet import Fleet
+from router.fleet_capacity import fleet_capacity, uncached_tokens
 from router.grpc_worker_client import GrpcWorkerClient
 from router.model_card import read_model_card
 from router.policy import CostModel
@@ -34,6 +37,8 @@ from router.validation import (
     encode_prompt,
     fit_to_context,
 )
+from router.waiting_room import WaitingRoom
+from router.work import work_of
 
 if TYPE_CHECKING:
     import random
@@ -44,16 +49,17 @@ if TYPE_CHECKING:
     from kvferry.config import ClusterConfig
     from kvferry.ids import TokenIds
     from kvferry.membership import Membership, WorkerInfo
+    from router.admission_snapshot import AdmissionSnapshot
     from router.fleet import WorkerSummary
+    from router.fleet_capacity import FleetCapacity
     from router.model_card import ModelCard
-    from router.request import ClientRequest, PromptInput, ResponseChunk
+    from router.request import ClientRequest, PromptInput, ResponseChunk, ValidRequest
+    from router.waiting_room import Visit
     from router.worker_client import WorkerClient
 
 _INLINE_ENCODE_CHARACTERS_MAX = 4096
 """A longer text is tokenized beside the event loop: this much takes about a millisecond, which
 is also what a hop to another thread may cost on a busy machine."""
-
-_RETRY_AFTER_S = 1.0
 
 
 class Router:
@@ -73,17 +79,19 @@ class Router:
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)
+        ends = self.card.eos_token_ids
+        self._constraints = ConstraintGate(model_directory, self.card.vocab_size, ends)
         # Not the served name: KV in files may be older than what that names today. The element
         # type they are computed in changes their KV as other weights would.
         self._weights = f"{weights_identity(model_directory)} {config.model.dtype.value}"
-        block_tokens = event_block_tokens(config.cache.page_size)
+        self._block_tokens = event_block_tokens(config.cache.page_size)
         self._clock = clock
         self._rng = rng
         self._in_flight: dict[RequestId, RequestControl] = {}
         self._is_stopping = False
         self.fleet = Fleet(
             clock=clock,
-            block_tokens=block_tokens,
+            block_tokens=self._block_tokens,
             status_interval_s=config.router.status_interval_s,
             connect=connect,
         )
@@ -94,11 +102,19 @@ class Router:
         )
         self._attempts = AttemptRunner(
             fleet=self.fleet,
-            chooser=RouteChooser(config.router.policy, cost_model, block_tokens, clock),
-            block_tokens=block_tokens,
+            chooser=RouteChooser(config.router.policy, cost_model, self._block_tokens, clock),
+            block_tokens=self._block_tokens,
             clock=clock,
             rng=rng,
         )
+
+        settings = AdmissionSettings(
+            classes=config.router.classes,
+            tenants=config.router.tenants,
+            requests_max=config.router.requests_max,
+            step_tokens=config.scheduler.chunk_tokens,
+        )
+        self._waiting_room = WaitingRoom(settings, self._capacity, clock)
 
     @property
     def is_ready(self) -> bool:
@@ -120,6 +136,8 @@ class Router:
         for control in tuple(self._in_flight.values()):
             control.end(WorkerUnavailable("the router is shutting down"))
         await self.fleet.stop()
+        self._waiting_room.close()
+        await self._constraints.stop()
         self.fleet.readiness_changed.set()
 
     async def set_membership(self, membership: Membership) -> None:
@@ -133,6 +151,10 @@ class Router:
     def worker_summaries(self) -> list[WorkerSummary]:
         """Every worker as this router knows it."""
         return self.fleet.summaries()
+
+    def admission_snapshot(self) -> AdmissionSnapshot:
+        """Who waits and runs per class, and what was refused."""
+        return self._waiting_room.snapshot()
 
     def cancel(self, request_id: str, tenant: str | None = None) -> bool:
         """End a request by its whole id; False if none of that id, of that tenant unless it is
@@ -151,8 +173,12 @@ class Router:
         arrived_at = self._clock.now()
         request_id = check_request_id(request.request_id)
         check_fields(request, self.config.model.served_name, self.card)
-        with self._admitted(request_id, request, arrived_at) as control:
+        with (
+            self._in_flight_until(request_id, request, arrived_at) as control,
+            self._waiting_room.entered(request.service_class, request.tenant) as visit,
+        ):
             assert request.input is not None, "checked above"
+            await self._constraints.check(request.sampling.constraint)
             prompt = await self._encode(request.input)
             cache_use = cache_use_of(request, self._weights)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
@@ -164,8 +190,10 @@ class Router:
                 arrived_at=arrived_at,
             )
             try:
+                await self._wait_for_places(visit, valid, control)
                 async with contextlib.aclosing(self._attempts.run(valid, control)) as outputs:
                     async for routed in outputs:
+                        visit.answered(routed.route.prefill_tokens, len(routed.output.tokens))
                         chunk = stream.take(routed)
                         if chunk.tokens or chunk.finish is not None:
                             yield chunk
@@ -178,18 +206,37 @@ class Router:
                 for chunk in stream.cancelled():
                     yield chunk
 
+    async def _wait_for_places(
+        self, visit: Visit, request: ValidRequest, control: RequestControl
+    ) -> None:
+        """Returns when the request may run. Raises `Overloaded` when it may not."""
+        prompt_len, reserve = int(request.prompt.size), self.config.scheduler.output_reserve
+        work = work_of(request.sampling, prompt_len, prompt_len, reserve)
+        if visit.would_wait(work):
+            # What is cached shortens the wait; where there is none, nobody has to know.
+            work = work_of(request.sampling, prompt_len, self._uncached(request), reserve)
+        await visit.wait_for_places(work, control)
+
+    def _uncached(self, request: ValidRequest) -> int:
+        use, prompt_len = request.cache_use, int(request.prompt.size)
+        if use.sharing is not Sharing.SHARED:
+            return prompt_len
+        hashes = prompt_block_hashes(request.prompt, self._block_tokens, use.extra_key)
+        return uncached_tokens(self.fleet.view(hashes), prompt_len)
+
+    def _capacity(self) -> FleetCapacity:
+        running_max = self.config.scheduler.running_max
+        return fleet_capacity(self.fleet.view(()), running_max, self.fleet.kv_slots_max())
+
     @contextlib.contextmanager
-    def _admitted(
+    def _in_flight_until(
         self, request_id: RequestId, request: ClientRequest, arrived_at: float
     ) -> Iterator[RequestControl]:
-        """Hold one of the places for requests, and the request's deadline, while inside."""
+        """The request may be ended from outside, and by its deadline, while inside."""
         if self._is_stopping:
             raise WorkerUnavailable("the router is shutting down")
         if request_id in self._in_flight:
             raise DuplicateRequest(request_id)
-        limit = self.config.router.requests_max
-        if len(self._in_flight) >= limit:
-            raise Overloaded(f"{limit} requests are in flight already", _RETRY_AFTER_S)
         longest_s = self.config.router.request_timeout_s
         timeout_s = longest_s if request.timeout_s is None else min(request.timeout_s, longest_s)
         control = RequestControl(arrived_at + timeout_s, request.tenant)

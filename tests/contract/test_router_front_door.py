@@ -20,6 +20,7 @@ from kvferry.errors import ConfigError
 from kvferry.generation import AttemptUsage, FinishReason
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
 from kvferry.membership import Role
+from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig
 from kvferry.rpc.v1 import inference_pb2
 from router.api.grpc_server import serve
 from tests.support.fake_worker import FakeWorker, Script
@@ -329,12 +330,13 @@ def test_requests_beyond_the_limit_are_refused_with_a_hint(directory: Path) -> N
             await bench.ask("ab")
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         hints = dict(caught.value.trailing_metadata() or ())
-        assert int(hints["grpc-retry-pushback-ms"]) == 1000
+        assert int(hints["grpc-retry-pushback-ms"]) == 100
         for call in calls:
             call.cancel()
         await eventually(lambda: bench.router.requests_in_flight == 0)
 
-    run(directory, test, worker, requests_max=2)
+    nobody_waits = ServiceClassesConfig(standard=ServiceClassConfig(queue_max=0))
+    run(directory, test, worker, requests_max=2, classes=nobody_waits)
 
 
 def test_an_id_in_flight_is_refused_and_may_be_used_again(directory: Path) -> None:
