@@ -25,7 +25,7 @@ import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
-from router.policies.pool import PoolView
+from router.policies.pool import NO_HEAT, PoolView
 
 if TYPE_CHECKING:
     import random
@@ -205,7 +205,7 @@ def _pool_of(workers: Sequence[WorkerView], model: CostModel, placement: Placeme
         sent_tokens=sent,
         turn=history.turn,
         typical_tokens=history.typical_tokens,
-        heat=history.heat(prompt, hits),
+        heat=history.heat(prompt, hits) if placement.policy.reads_heat else NO_HEAT,
     )
 
 

@@ -34,11 +34,13 @@ class Policy:
     is_time: bool = False
     """Costs are milliseconds: the decode worker's may be added, and the pair chosen jointly."""
     reads_sent: bool = False
-    """Reads `PoolView.sent_tokens` of all times."""
+    """Reads `PoolView.sent_tokens`."""
+    reads_heat: bool = False
+    """Reads `PoolView.heat`."""
 
 
 POLICIES = {
-    PolicyName.PRICED_TIME: Policy(priced_time, is_time=True),
+    PolicyName.PRICED_TIME: Policy(priced_time, is_time=True, reads_heat=True),
     PolicyName.MIN_TTFT: Policy(min_ttft, is_time=True),
     PolicyName.ROUND_ROBIN: Policy(round_robin),
     PolicyName.RANDOM: Policy(random_choice),

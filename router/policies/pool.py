@@ -43,6 +43,9 @@ class Heat:
     """All requests, counted the same way."""
 
 
+NO_HEAT = Heat(np.empty(0, dtype=np.int64), np.empty(0), 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolView:
     """The workers to choose from; every column has one entry per worker, in the same order."""

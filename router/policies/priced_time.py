@@ -59,10 +59,10 @@ def copies_price_ms(pool: PoolView) -> NDArray[np.float64]:
     starts = np.concatenate(([0], levels[:-1]))
     missing = levels[:, None] - np.clip(pool.hit_tokens, starts[:, None], levels[:, None])
     waste = _waste(pool, levels)
-    wasted: NDArray[np.float64] = (missing * waste[:, None]).sum(axis=0)
+    wasted = np.asarray((missing * waste[:, None]).sum(axis=0), dtype=np.float64)
     typical = np.maximum(wasted, 0.0) / max(pool.typical_tokens, 1.0)
-    price: NDArray[np.float64] = (WORK_PRICE + SIZE_PRICE * typical) * wasted
-    return price / pool.tokens_per_ms
+    per_token = (WORK_PRICE + SIZE_PRICE * typical) / pool.tokens_per_ms
+    return np.asarray(per_token * wasted, dtype=np.float64)
 
 
 def _waste(pool: PoolView, levels: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -73,4 +73,5 @@ def _waste(pool: PoolView, levels: NDArray[np.int64]) -> NDArray[np.float64]:
     deserved = np.minimum(share * pool.workers, uses / USES_PER_COPY)
     waste = 1.0 - (deserved / copies) ** EXPONENT
     paid = 1.0 + uses / copies / USES_PAID
-    return np.where(waste > 0.0, waste / paid, np.maximum(waste, -DISCOUNT / WORK_PRICE))
+    share_wasted = np.where(waste > 0.0, waste / paid, np.maximum(waste, -DISCOUNT / WORK_PRICE))
+    return np.asarray(share_wasted, dtype=np.float64)

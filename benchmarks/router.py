@@ -1,0 +1,130 @@
+"""Routing policies on a recorded trace: the product's policies on simulated workers.
+
+    python -m benchmarks.router --trace PATH --workers 16 --policy all --seed 1 --json
+    python -m benchmarks.router --trace PATH --workers 16 --policy all --goodput 0.5 --json
+
+One JSON object per policy and line: {"trace", "workers", "policy", "hit_rate", "work_max_mean",
+"ttft_p50_s", "ttft_p90_s", "ttft_p99_s"}; with `--goodput LIMIT_S` {"trace", "workers", "policy",
+"limit_s", "goodput_tok_s_worker"}: most prompt tokens/s and worker offered with the p90 of TTFT
+within the limit. The model is in `benchmarks.replay`, the formats in `benchmarks.replay_trace`.
+With `--routers K` each of K routers knows its own dispatches at once and those of the others
+`--event-delay-s` late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.replay import Replay, ReplayResult, ReplaySettings, Workload
+from benchmarks.replay_trace import read_trace
+from kvferry.router_config import PolicyName
+from router.policies.approximate_tree import approximate_tree_tight
+from router.policies.catalogue import POLICIES, Policy
+from router.policies.consistent_hashing import consistent_hashing, session_hashing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OURS = PolicyName.PRICED_TIME.value
+CONTENDERS: dict[str, Policy] = {
+    **{name.value: policy for name, policy in POLICIES.items()},
+    "consistent_hashing_unbounded": Policy(consistent_hashing),
+    "session_hashing": Policy(session_hashing),
+    "approximate_tree_tight": Policy(approximate_tree_tight, reads_sent=True),
+}
+_LOAD_MIN, _LOAD_MAX = 0.02, 4.0
+_LOAD_STEP = 1.02
+"""Goodput is found to this factor."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the policies asked for."""
+    parsed = _parse(arguments)
+    workload = Workload(read_trace(parsed.trace, parsed.seed))
+    settings = ReplaySettings(
+        workers=parsed.workers,
+        seed=parsed.seed,
+        load=parsed.load,
+        routers=parsed.routers,
+        event_delay_s=parsed.event_delay_s,
+    )
+    for name in CONTENDERS if parsed.policy == "all" else [parsed.policy]:
+        head = {"trace": workload.trace.name, "workers": parsed.workers, "policy": name}
+        if parsed.goodput is None:
+            row = head | figures(Replay(workload, CONTENDERS[name], settings).run())
+        else:
+            found = goodput(workload, CONTENDERS[name], settings, parsed.goodput)
+            row = head | {"limit_s": parsed.goodput, "goodput_tok_s_worker": round(found)}
+        _report(row, as_json=parsed.json)
+    return 0
+
+
+def figures(result: ReplayResult) -> dict[str, float]:
+    """Of one run, rounded."""
+    return {
+        "hit_rate": round(result.hit_rate, 4),
+        "work_max_mean": round(result.work_max_mean, 3),
+        "ttft_p50_s": round(result.quantile_s(0.5), 4),
+        "ttft_p90_s": round(result.quantile_s(0.9), 4),
+        "ttft_p99_s": round(result.quantile_s(0.99), 4),
+    }
+
+
+def goodput(workload: Workload, policy: Policy, settings: ReplaySettings, limit_s: float) -> float:
+    """Most prompt tokens/s and worker with p90 TTFT within `limit_s`; 0 if none is.
+
+    By doubling and bisection: TTFT is taken to rise with the load.
+    """
+    best = 0.0
+
+    def holds(load: float) -> bool:
+        nonlocal best
+        result = Replay(workload, policy, dataclasses.replace(settings, load=load)).run()
+        if result.quantile_s(0.9) > limit_s:
+            return False
+        best = max(best, result.offered_tok_s_worker)
+        return True
+
+    low = high = settings.load
+    if holds(low):
+        while high < _LOAD_MAX and holds(high := high * 1.5):
+            low = high
+    else:
+        while low > _LOAD_MIN and not holds(low := low / 1.5):
+            high = low
+    while high / low > _LOAD_STEP and best:
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return best
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--trace", type=Path, required=True, help="in any of the known formats")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--policy", choices=["all", *CONTENDERS], default="all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--load", type=float, default=0.5, help="of a perfect cache; see replay")
+    parser.add_argument("--goodput", type=float, metavar="LIMIT_S")
+    parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--event-delay-s", type=float, default=0.1)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def _report(row: dict[str, object], *, as_json: bool) -> None:
+    line = json.dumps(row) if as_json else "  ".join(f"{key} {row[key]}" for key in row)
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
