@@ -213,9 +213,11 @@ def _serve(arguments: argparse.Namespace) -> None:
     cluster = LocalCluster(config, MonotonicClock())
     try:
         view = cluster.start()
+        scheme = "https" if config.router.security.tls_certificate else "http"
         print(  # noqa: T201
             f"kvferry serves {config.model.served_name} at {cluster.address} "
-            f"(logs in {cluster.directory}); Ctrl-C stops it",
+            f"(logs in {cluster.directory}), "
+            f"the OpenAI API at {scheme}://{cluster.http_address}/v1; Ctrl-C stops it",
             flush=True,
         )
         _watch(cluster, view)

@@ -184,8 +184,8 @@ class ClusterState:
         member.due = now + HEALTH_SILENCE_MAX_S
         member.info = info
         if isinstance(info, RouterInfo) and isinstance(member.spec, RouterSpec):
-            # Clients know the router by its port: every later launch asks for the same one.
-            member.spec = dataclasses.replace(member.spec, port=info.port)
+            # Clients know the router by its ports: every later launch asks for the same ones.
+            member.spec = dataclasses.replace(member.spec, port=info.port, http_port=info.http_port)
         self._publish()
 
     def heard(self, name: str, launch: int) -> None:

@@ -47,6 +47,7 @@ def run_demo(config: ClusterConfig, clock: Clock) -> None:
     try:
         cluster.start()
         _say(f"ready after {clock.now() - began:.1f} s; asking over gRPC at {cluster.address}")
+        _say(f"(the OpenAI API is at http://{cluster.http_address}/v1)")
         with Client(cluster.address) as client:
             _say(workers_table(client.cluster_status()))
             asked = _ask_three(client)

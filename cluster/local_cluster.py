@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cluster import ray_runtime
 from cluster.cluster_state import Phase
-from cluster.members import cpus_wanted, members_of
+from cluster.members import cpus_wanted, http_port_of, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
 from kvferry.config import to_mapping
@@ -94,6 +94,14 @@ class LocalCluster:
         if not routers:
             raise WorkerUnavailable("no router is running")
         return routers[0].address
+
+    @property
+    def http_address(self) -> str:
+        """host:port of the OpenAI API. Raises `WorkerUnavailable` while there is no router."""
+        routers = self.view().routers
+        if not routers:
+            raise WorkerUnavailable("no router is running")
+        return routers[0].http_address
 
     def view(self) -> ClusterView:
         """The members as the supervisor sees them."""
@@ -189,14 +197,17 @@ class LocalCluster:
 
 
 def check_port_free(router: RouterConfig) -> None:
-    """Raise `ConfigError` if the router's port is taken, before half a cluster has been started."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((router.host, router.port))
-        except OSError as error:
-            problem = f"{router.host}:{router.port} is in use ({error.strerror})"
-            raise ConfigError("router.port", f"{problem}; 0 takes a free one") from error
+    """Raise `ConfigError` if a port of the router is taken, before half a cluster has started."""
+    ports = {"router.port": router.port, "router.http.port": http_port_of(router)}
+    for name, port in ports.items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((router.host, port))
+            except OSError as error:
+                problem = f"{router.host}:{port} is in use ({error.strerror})"
+                hint = "0 takes a free one" if name == "router.port" else "set another one"
+                raise ConfigError(name, f"{problem}; {hint}") from error
 
 
 def check_security(config: ClusterConfig) -> ClusterConfig:

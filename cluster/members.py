@@ -10,6 +10,7 @@ from kvferry.membership import Role, WorkerInfo
 
 if TYPE_CHECKING:
     from kvferry.config import ClusterConfig, WorkerGroupConfig
+    from kvferry.router_config import RouterConfig
 
 ROUTER_NAME = "router-0"
 
@@ -38,6 +39,8 @@ class RouterSpec:
     host: str
     port: int
     """0 takes a free port at the first start; a restart gets the same one again."""
+    http_port: int
+    """The same of HTTP."""
 
 
 MemberSpec: TypeAlias = WorkerSpec | RouterSpec
@@ -50,12 +53,18 @@ class RouterInfo:
     name: str
     host: str
     port: int
+    http_port: int
     pid: int
 
     @property
     def address(self) -> str:
         """host:port of its gRPC server."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """host:port of its HTTP server."""
+        return f"{self.host}:{self.http_port}"
 
 
 MemberInfo: TypeAlias = WorkerInfo | RouterInfo
@@ -68,13 +77,20 @@ def members_of(config: ClusterConfig) -> tuple[MemberSpec, ...]:
         (Role.DECODE, config.workers.decode),
         (Role.BOTH, config.workers.both),
     )
-    router = RouterSpec(ROUTER_NAME, config.router.host, config.router.port)
+    router = RouterSpec(
+        ROUTER_NAME, config.router.host, config.router.port, http_port_of(config.router)
+    )
     workers = tuple(
         WorkerSpec(WorkerId(f"{role.value}-{number}"), role, group.cpus, group.gpus, group.threads)
         for role, group in groups
         for number in range(group.count)
     )
     return (router, *workers)
+
+
+def http_port_of(router: RouterConfig) -> int:
+    """The one that is set, or the one after that of gRPC; 0 takes a free one."""
+    return router.http.port or (router.port + 1 if router.port else 0)
 
 
 def cpus_wanted(specs: tuple[MemberSpec, ...]) -> float:

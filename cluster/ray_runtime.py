@@ -175,9 +175,7 @@ class RayLauncher(Launcher):
 
     def _launch_router(self, spec: RouterSpec, launch: int) -> Any:
         options = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE}
-        return _actor(RouterActor, spec.name, launch, options).remote(
-            self._config, spec.name, spec.host, spec.port
-        )
+        return _actor(RouterActor, spec.name, launch, options).remote(self._config, spec)
 
 
 def _actor(kind: type, name: str, launch: int, options: dict[str, Any]) -> Any:

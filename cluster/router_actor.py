@@ -1,6 +1,6 @@
-"""The process of one router: its gRPC front door and the calls its supervisor makes.
+"""The process of one router: its front doors, gRPC and HTTP, and the calls its supervisor makes.
 
-A plain class of coroutines; `ray_runtime` makes it an actor, whose asyncio loop serves gRPC too.
+A plain class of coroutines; `ray_runtime` makes it an actor, whose asyncio loop serves both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.launcher import StartOutcome, StartRefused
-from cluster.members import RouterInfo
+from cluster.members import RouterInfo, RouterSpec
 from kvferry.clock import MonotonicClock
 from kvferry.config import config_from_mapping
 from kvferry.errors import InvalidInput, KvferryError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvferry.membership import Membership
     from router.api.grpc_server import FrontDoor
+    from router.api.http_server import HttpFrontDoor
     from router.api.security import Security
     from router.router import Router
 
@@ -37,21 +38,21 @@ _GRACE_S = 0.5 * STOP_TIMEOUT_S
 class RouterActor:
     """Hosts one router."""
 
-    def __init__(self, config: Mapping[str, Any], name: str, host: str, port: int) -> None:
-        configure_logging(name)
+    def __init__(self, config: Mapping[str, Any], spec: RouterSpec) -> None:
+        configure_logging(spec.name)
         self._config = config_from_mapping(config)
-        self._name = name
-        self._host = host
-        self._port = port
+        self._spec = spec
         self._stopped = asyncio.Event()
         self._router: Router | None = None
-        self._front_door: FrontDoor | None = None
+        self._doors: list[FrontDoor | HttpFrontDoor] = []
         self._security: Security | None = None
 
     async def start(self) -> StartOutcome:
-        """Load the tokenizer and open the front door."""
+        """Load the tokenizer and open the front doors."""
         # Imported here, because the supervisor imports this module and needs none of it.
         from router.api.grpc_server import serve
+        from router.api.http_server import serve_http
+        from router.api.request_metrics import RequestMetrics
         from router.api.security import Security
         from router.router import Router
 
@@ -59,15 +60,20 @@ class RouterActor:
             self._security = Security(self._config.router.security)
             self._security.start()
             directory = Path(self._config.model.path)
-            self._router = Router(self._config, directory, MonotonicClock(), random.Random())
+            clock = MonotonicClock()
+            self._router = Router(self._config, directory, clock, random.Random())
             await self._router.start()
-            self._front_door, port = await serve(
-                self._router, self._host, self._port, self._security
+            metrics, host = RequestMetrics(self._router, clock), self._spec.host
+            door, port = await serve(self._router, host, self._spec.port, self._security, metrics)
+            self._doors.append(door)
+            http_door, http_port = await serve_http(
+                self._router, metrics, (host, self._spec.http_port), self._security
             )
+            self._doors.append(http_door)
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
-        return RouterInfo(self._name, self._host, port, os.getpid())
+        return RouterInfo(self._spec.name, host, port, http_port, os.getpid())
 
     async def wait_until_ended(self) -> None:
         """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
@@ -91,8 +97,7 @@ class RouterActor:
     async def stop(self) -> None:
         """Refuse new requests, end the running ones, close."""
         try:
-            if self._front_door is not None:
-                await self._front_door.stop(_GRACE_S)
+            await asyncio.gather(*(door.stop(_GRACE_S) for door in self._doors))
             if self._security is not None:
                 await self._security.stop()
         finally:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvferry.config import ClusterConfig, HostTierConfig, WorkerGroupConfig
-    from kvferry.router_config import SecurityConfig
+    from kvferry.router_config import RouterConfig, SecurityConfig
 
 _CLASSES = ("interactive", "standard", "batch")
 _CLASS_AT_LEAST = {"queue_max": 0, "ttft_limit_s": 0}
@@ -90,7 +90,15 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+    _validate_ports(config.router)
     _validate_security(config.router.security)
+
+
+def _validate_ports(router: RouterConfig) -> None:
+    if router.http.port == 0 and router.port == _AT_MOST["router.port"]:
+        raise ConfigError("router.http.port", "must be set: router.port is the last one")
+    if router.http.port == router.port != 0:
+        raise ConfigError("router.http.port", f"is {router.port}, as router.port is")
 
 
 def _validate_security(security: SecurityConfig) -> None:

@@ -47,9 +47,7 @@ class Tokenizer:
         """Ids of a text prompt, with the special tokens that the tokenizer itself adds."""
         return self._ids(text, add_special_tokens=True)
 
-    def encode_chat(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
-    ) -> TokenIds:
+    def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
         """Ids of a rendered conversation.
 
         The template writes all special tokens, so the tokenizer adds none. Raises

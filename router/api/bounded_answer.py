@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvferry.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from kvferry.config import ClusterConfig
     from router.request import ClientRequest, ResponseChunk
-    from router.router import Router
 
 _WRITE_GRACE_S = 1.0
 """The router's own deadline comes first, with its better message."""
 
 
+class Answers(Protocol):
+    """A router, or what counts the requests to one."""
+
+    config: ClusterConfig
+
+    def generate(self, request: ClientRequest) -> AsyncGenerator[ResponseChunk, None]:
+        """As `Router.generate`."""
+        ...
+
+
 @contextlib.asynccontextmanager
 async def bounded_answer(
-    router: Router, request: ClientRequest
+    router: Answers, request: ClientRequest
 ) -> AsyncIterator[AsyncGenerator[ResponseChunk, None]]:
     """The chunks of `router.generate`, closed at the end.
 

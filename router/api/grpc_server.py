@@ -19,6 +19,7 @@ from router.api.inference_service import INFERENCE_SERVICE, InferenceService
 from router.api.security_guard import KeyGuard
 
 if TYPE_CHECKING:
+    from router.api.request_metrics import RequestMetrics
     from router.api.security import Security
     from router.api.security_tls import Tls
     from router.api.smg_service import SmgService
@@ -74,19 +75,23 @@ class FrontDoor:
 
 
 async def serve(
-    router: Router, host: str, port: int, security: Security | None = None
+    router: Router,
+    host: str,
+    port: int,
+    security: Security | None = None,
+    metrics: RequestMetrics | None = None,
 ) -> tuple[FrontDoor, int]:
     """Start to serve; returns the bound port, which port 0 leaves to the system.
 
-    Without `security` anybody may call, in the clear. Raises `ConfigError` naming `router.port`
-    when the address cannot be bound.
+    Without `security` anybody may call, in the clear. Requests count in `metrics`, if given.
+    Raises `ConfigError` naming `router.port` when the address cannot be bound.
     """
     guards = [KeyGuard(security)] if security is not None and security.asks_for_keys else []
     server = grpc.aio.server(interceptors=guards, options=_SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
-    services = [InferenceService(router).handler(), AdminService(router).handler()]
+    services = [InferenceService(router, metrics).handler(), AdminService(router).handler()]
     names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    smg = _smg_service(router)
+    smg = _smg_service(router, metrics)
     if smg is not None:
         services.append(smg.handler())
         names.append(smg.name)
@@ -109,11 +114,11 @@ def _bind(server: Any, address: str, tls: Tls | None) -> int:
     return bound_port
 
 
-def _smg_service(router: Router) -> SmgService | None:
+def _smg_service(router: Router, metrics: RequestMetrics | None) -> SmgService | None:
     """The engine protocol of the smg gateway, where its message types are installed."""
     if importlib.util.find_spec("smg_grpc_proto") is None:
         _log.info("smg's engine protocol is not served: the extra `smg` is not installed")
         return None
     from router.api.smg_service import SmgService
 
-    return SmgService(router)
+    return SmgService(router, metrics)

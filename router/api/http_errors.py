@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from kvferry.errors import ErrorKind, InvalidInput, KvferryError, Overloaded, UnknownModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from router.api.openai_shapes import ErrorBody
 
 _RETRY_AFTER_S = 1.0
 """For errors that pass by themselves and say not when: about the time of a worker's restart."""
@@ -21,21 +23,6 @@ _TYPES: Mapping[ErrorKind, str] = {
     ErrorKind.INTERNAL: "server_error",
 }
 _INVALID_REQUEST = "invalid_request_error"
-
-
-class ErrorFields(TypedDict):
-    """What is wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(TypedDict):
-    """The body of every answer that is an error, and of the last event of a failed stream."""
-
-    error: ErrorFields
 
 
 class HttpRefusal(Exception):

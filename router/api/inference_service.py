@@ -15,6 +15,7 @@ from router.api.security import account_of
 from router.api.security_guard import calling_tenant, ends_requests_of
 
 if TYPE_CHECKING:
+    from router.api.request_metrics import RequestMetrics
     from router.router import Router
 
 INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -23,8 +24,10 @@ INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].
 class InferenceService:
     """Translates between messages and the router."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, metrics: RequestMetrics | None = None) -> None:
+        """`metrics` count the requests, if given."""
         self._router = router
+        self._answers = metrics or router
 
     def handler(self) -> Any:
         """To be registered at a server. No deserializers: see `message_parsing`."""
@@ -56,7 +59,7 @@ class InferenceService:
                 timeout_s=context.time_remaining(),
                 tenant=account_of(calling_tenant(), message.tenant),
             )
-            async with bounded_answer(self._router, request) as chunks:
+            async with bounded_answer(self._answers, request) as chunks:
                 async for chunk in chunks:
                     await context.write(chunk_to_wire(chunk))
 

@@ -100,8 +100,10 @@ class Caller:
 class Question:
     """One call of the API: a request to the router for each of its prompts."""
 
+    id: str
     requests: tuple[ClientRequest, ...]
-    names: FieldNames
+    field_names: Mapping[str, str]
+    """The body's names of fields that the router knows by another."""
     samples: int
     """Per prompt."""
     is_stream: bool
@@ -109,6 +111,13 @@ class Question:
     service_tier: str | None
     has_logprobs: bool = False
     tool_use: ToolUse = field(default_factory=ToolUse)
+
+    def names_of(self, prompt: int) -> FieldNames:
+        """For errors about one of the requests."""
+        if len(self.requests) == 1:
+            return FieldNames(self.field_names)
+        name = f"prompt[{prompt}]"
+        return FieldNames({**self.field_names, "text": name, "token_ids": name})
 
 
 def read_body(kind: type[_BodyT], data: bytes) -> _BodyT:
@@ -149,7 +158,7 @@ def chat_question(body: ChatBody, caller: Caller) -> Question:
     return _question(body, caller, prompts, SamplingParams(**sampling), names, tool_use)
 
 
-def _question(  # noqa: PLR0913 - what both kinds of body have come to
+def _question(
     body: GenerationBody,
     caller: Caller,
     prompts: list[PromptInput],
@@ -176,8 +185,9 @@ def _question(  # noqa: PLR0913 - what both kinds of body have come to
     )
     options = body.stream_options
     return Question(
+        id=caller.request_id,
         requests=requests,
-        names=FieldNames(_NAMES | names),
+        field_names=_NAMES | names,
         samples=sampling.n,
         is_stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),

@@ -26,6 +26,7 @@ from router.api.smg_tokenizer import tokenizer_archive, tokenizer_chunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from router.api.request_metrics import RequestMetrics
     from router.router import Router
 
 _LOAD_INTERVAL_S = 1.0
@@ -37,8 +38,10 @@ class SmgService:
 
     name: str = vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, metrics: RequestMetrics | None = None) -> None:
+        """`metrics` count the requests, if given."""
         self._router = router
+        self._answers = metrics or router
         self._archive: bytes | None = None
         self._stopped = asyncio.Event()
 
@@ -90,7 +93,7 @@ class SmgService:
         answer = SmgAnswer(
             is_streamed=message.stream, stop_token_ids=request.sampling.stop_token_ids
         )
-        async with bounded_answer(self._router, request) as chunks:
+        async with bounded_answer(self._answers, request) as chunks:
             async for chunk in chunks:
                 for response in answer.take(chunk):
                     await context.write(response)

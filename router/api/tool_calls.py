@@ -131,9 +131,8 @@ class CallScanner:
             self._key, self._member = _decoded(self._member), ""
         elif self._depth == 1 and character == ",":
             self._end_member()
-        elif self._depth > 1 or character in "}]" or not character.isspace():
-            if self._depth > 0:
-                self._add(character)
+        elif self._depth > 1 or (self._depth == 1 and not character.isspace()):
+            self._add(character)
         if character in "{[":
             self._depth += 1
         self._in_string = character == '"'

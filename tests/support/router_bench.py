@@ -16,6 +16,8 @@ from kvferry.membership import Membership, WorkerInfo
 from kvferry.router_config import RouterConfig
 from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from router.api.grpc_server import FrontDoor, serve
+from router.api.http_server import HttpFrontDoor, serve_http
+from router.api.request_metrics import RequestMetrics
 from router.api.security import Security
 from router.router import Router
 
@@ -41,6 +43,8 @@ class RouterBench:
     front_door: FrontDoor
     channel: Any
     channel_target: str
+    http_url: str
+    http_door: HttpFrontDoor
     version: int = 1
 
     @property
@@ -73,13 +77,24 @@ async def router_bench(
     await router.start()
     security = Security(config.router.security, reload_interval_s=0.02)
     security.start()
-    front_door, port = await serve(router, "127.0.0.1", 0, security)
+    metrics = RequestMetrics(router, MonotonicClock())
+    front_door, port = await serve(router, "127.0.0.1", 0, security, metrics)
+    http_door, http_port = await serve_http(router, metrics, ("127.0.0.1", 0), security)
+    scheme = "http" if security.tls is None else "https"
     await router.set_membership(Membership(1, tuple(infos)))
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
-        yield RouterBench(router, front_door, channel, f"127.0.0.1:{port}")
+        yield RouterBench(
+            router=router,
+            front_door=front_door,
+            channel=channel,
+            channel_target=f"127.0.0.1:{port}",
+            http_url=f"{scheme}://127.0.0.1:{http_port}",
+            http_door=http_door,
+        )
     finally:
         await channel.close()
+        await http_door.stop()
         await front_door.stop()
         await security.stop()
         await router.stop()

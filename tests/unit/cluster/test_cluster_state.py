@@ -15,7 +15,7 @@ from kvferry.limits import (
 from kvferry.membership import Role, WorkerInfo
 
 BACKOFF_S = 0.5
-ROUTER = RouterSpec("router-0", "127.0.0.1", 0)
+ROUTER = RouterSpec("router-0", "127.0.0.1", 0, 0)
 PREFILL = WorkerSpec(WorkerId("prefill-0"), Role.PREFILL, 1.0, 0.0, 1)
 DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
 
@@ -39,7 +39,7 @@ def state(clock):
 def running(state):
     """Everything started once, incarnations 1 and 2."""
     state.due()
-    state.started(ROUTER.name, 1, RouterInfo("router-0", "127.0.0.1", 7000, pid=10))
+    state.started(ROUTER.name, 1, RouterInfo("router-0", "127.0.0.1", 7000, 7001, pid=10))
     state.started(PREFILL.name, 1, info(PREFILL, 1))
     state.started(DECODE.name, 1, info(DECODE, 2))
     return state
@@ -187,7 +187,7 @@ def test_a_restarted_router_keeps_its_port(running, clock):
     running.ended(ROUTER.name, 1, "killed")
     assert running.routers() == ()
     clock.advance(BACKOFF_S)
-    assert running.due() == [Launch(RouterSpec("router-0", "127.0.0.1", 7000), 2)]
+    assert running.due() == [Launch(RouterSpec("router-0", "127.0.0.1", 7000, 7001), 2)]
 
 
 def test_shut_down_stops_what_lives_and_nothing_starts_again(running, clock):

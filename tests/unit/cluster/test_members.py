@@ -38,4 +38,4 @@ def test_aggregated_workers_have_the_role_both():
 
 def test_the_router_gets_its_address_from_the_configuration():
     router = specs_for(router__port="0", router__host="0.0.0.0")[0]
-    assert router == RouterSpec("router-0", "0.0.0.0", 0)
+    assert router == RouterSpec("router-0", "0.0.0.0", 0, 0)

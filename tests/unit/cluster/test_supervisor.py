@@ -15,7 +15,7 @@ from kvferry.clock import MonotonicClock
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
 
-ROUTER = RouterSpec("router-0", "127.0.0.1", 0)
+ROUTER = RouterSpec("router-0", "127.0.0.1", 0, 0)
 DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
 BACKOFF_S = 0.01
 LONG_S = 5.0
@@ -41,7 +41,7 @@ class FakeMember:
         if self.refusal is not None:
             return self.refusal
         if isinstance(self.spec, RouterSpec):
-            return RouterInfo(self.spec.name, self.spec.host, 7000, pid=1)
+            return RouterInfo(self.spec.name, self.spec.host, 7000, 7001, pid=1)
         return WorkerInfo(
             self.spec.worker_id, self.spec.role, Incarnation(self.launch), "127.0.0.1:1"
         )

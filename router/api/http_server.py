@@ -1,0 +1,151 @@
+"""The HTTP front door: the OpenAI API, probes, metrics and its own description, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from kvferry.errors import ConfigError, WorkerUnavailable
+from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
+from router.api.cluster_metrics import ClusterMetrics
+from router.api.http_failures import answer_failures
+from router.api.open_api import describe_api
+from router.api.openai_service import OpenAiService
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from router.api.request_metrics import RequestMetrics
+    from router.api.security import Security
+    from router.router import Router
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_KEEP_ALIVE_S = 75.0
+"""An idle connection is kept longer than the minute after which common proxies drop theirs: who
+closes first must not be the side that the next request is under way to."""
+_CANCEL_S = 1.0
+"""For handlers to end once they are cancelled."""
+
+
+class HttpFrontDoor:
+    """A running server; made by `serve_http`."""
+
+    def __init__(self, runner: web.AppRunner, site: web.BaseSite, calls: CallCount) -> None:
+        self._runner = runner
+        self._site = site
+        self._calls = calls
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Take no new calls, give running ones `grace_s`, then end them."""
+        await self._site.stop()
+        if grace_s is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._calls.none_left.wait(), grace_s)
+        await self._runner.cleanup()
+
+
+class CallCount:
+    """How many calls run now."""
+
+    def __init__(self) -> None:
+        self.none_left = asyncio.Event()
+        self.none_left.set()
+        self._running = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """While inside, one more."""
+        self._running += 1
+        self.none_left.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self.none_left.set()
+
+
+async def serve_http(
+    router: Router,
+    metrics: RequestMetrics,
+    address: tuple[str, int],
+    security: Security | None = None,
+) -> tuple[HttpFrontDoor, int]:
+    """Start to serve at (host, port); returns the bound port, which port 0 leaves to the system.
+
+    Without `security` anybody may call, in the clear; with keys, probes are open all the same.
+    Raises `ConfigError` naming `router.http.port` when the address cannot be bound.
+    """
+    calls = CallCount()
+    app = web.Application(
+        client_max_size=CLIENT_MESSAGE_BYTES_MAX, middlewares=[_counted(calls), answer_failures]
+    )
+    OpenAiService(router, metrics, security).add_routes(app.router)
+    _Probes(router, metrics).add_routes(app.router)
+    # A client that goes away cancels its handler.
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=_KEEP_ALIVE_S,
+        shutdown_timeout=_CANCEL_S,
+    )
+    await runner.setup()
+    host, port = address
+    tls = None if security is None else security.tls
+    ssl_context = None if tls is None else tls.context
+    site = web.TCPSite(runner, host, port, ssl_context=ssl_context)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        problem = f"cannot bind {host}:{port}: {error.strerror}"
+        raise ConfigError("router.http.port", problem) from error
+    return HttpFrontDoor(runner, site, calls), runner.addresses[0][1]
+
+
+class _Probes:
+    """What machines ask."""
+
+    def __init__(self, router: Router, metrics: RequestMetrics) -> None:
+        self._router = router
+        self._registry = metrics.registry
+        self._registry.register(ClusterMetrics(router))
+        self._description = describe_api()
+
+    def add_routes(self, routes: web.UrlDispatcher) -> None:
+        routes.add_get("/health", self._health)
+        routes.add_get("/ready", self._ready)
+        routes.add_get("/metrics", self._metrics)
+        routes.add_get("/openapi.json", self._open_api)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """That the event loop answers is what is asked."""
+        return web.json_response({"status": "ok"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if not self._router.is_ready:
+            raise WorkerUnavailable("no worker that decodes can be reached")
+        return web.json_response({"status": "ok"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _open_api(self, request: web.Request) -> web.Response:
+        return web.json_response(self._description)
+
+
+def _counted(calls: CallCount) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        with calls.one():
+            return await handler(request)
+
+    return count
