@@ -216,7 +216,10 @@ class SinkSide:
     def _check_carrier(self, peer: SourcePeer, message: Complete) -> None:
         """What a link that is down was to carry will not come."""
         handoff = self._handoffs.get(message.key)
-        if handoff is None or handoff.core.state is not SinkState.SETTLING:
+        # Another peer's links say nothing of it.
+        if handoff is None or handoff.peer is not peer:
+            return
+        if handoff.core.state is not SinkState.SETTLING:
             return
         if self._up(peer, message.link_generation) is None:
             reason = f"generation {message.link_generation} is down"
