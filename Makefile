@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean smg-setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,14 @@ proto-check: $(PROTO_READY) ## Fail when kvferry/rpc/v1 is not what proto/ gener
 	@for file in build/proto/kvferry/rpc/v1/*; do \
 		diff -u "kvferry/rpc/v1/$$(basename $$file)" "$$file" \
 		|| { echo "stubs are out of date: make proto" >&2; exit 1; }; done
+
+# In an environment of its own: a gateway is no part of a cluster.
+smg-setup: .venv-smg/.ready ## The smg gateway, which a slow test puts in front of a cluster
+
+.venv-smg/.ready: Makefile
+	test -x .venv-smg/bin/python || $(PYTHON) -m venv .venv-smg
+	.venv-smg/bin/python -m pip install --quiet smg==1.13.0
+	touch $@
 
 sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs
 	$(BIN)/python -m pytest -m "simulation and not slow" $(ARGS)

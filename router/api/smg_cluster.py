@@ -22,7 +22,9 @@ def model_info(router: Router) -> vllm.GetModelInfoResponse:
     name, length = router.config.model.served_name, router.card.context_length
     message = vllm.GetModelInfoResponse(
         model_path=name,
-        tokenizer_path=name,
+        # Not the directory, which a gateway elsewhere could not read, and no mere name, which it
+        # would look up at a public hub first. What it finds nowhere it fetches from here.
+        tokenizer_path=f"/{SERVER_TYPE}/{name}",
         served_model_name=name,
         is_generation=True,
         max_context_length=length,
