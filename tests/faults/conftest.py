@@ -48,10 +48,6 @@ class Arena:
             self.close()
             raise
 
-    def cluster(self) -> FaultCluster:
-        """One with room, for a test of another kind."""
-        return self._running(cramped=False)
-
     def _note(self, fault: Fault, seen: dict[str, object]) -> None:
         """A line per episode, for whoever wants to know more than that it passed."""
         with self._report.open("a", encoding="utf-8") as file:

@@ -6,24 +6,42 @@ import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from kvferry.membership import Role
+from tests.support.digest_model import EOS, VOCAB
 from tests.support.failover_load import Streams, ask, questions
+from tests.support.fault_cluster import FaultCluster
 from tests.support.fault_episode import IDLE_WITHIN_S, WHOLE_WITHIN_S
+from tests.support.fault_model import fault_config
+from tests.support.small_tokenizer import write_tokenizer
+from tests.support.tiny_llama import TinyLlama, make_tiny_llama
 
 pytestmark = pytest.mark.cluster
 
 STREAMS = 16
+KEYS = {"name", "sizes", "old"}
 PAUSE_MAX_S = 0.5
 """Between a whole cluster and the next kill; an answer takes about as long."""
 
 
+@pytest.fixture
+def cluster(tmp_path):
+    """Its model has a vocabulary in which JSON can be written."""
+    model = make_tiny_llama(tmp_path / "model", TinyLlama(vocab_size=VOCAB, eos_token_id=EOS))
+    write_tokenizer(model)
+    config = fault_config("")
+    config = replace(config, model=replace(config.model, path=str(model)))
+    with FaultCluster(config, tmp_path) as made:
+        made.wait_whole(WHOLE_WITHIN_S)
+        yield made
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_answers_outlive_their_workers(one_host, tmp_path, kills):
+def test_answers_outlive_their_workers(cluster, kills):
     """By turns one of the decode and one of the prefill workers, at times both at once."""
-    cluster = one_host.cluster()
     requests = questions(seed=kills)
     with ThreadPoolExecutor(STREAMS) as pool:
         numbers = range(len(requests))
@@ -33,6 +51,8 @@ def test_answers_outlive_their_workers(one_host, tmp_path, kills):
     assert [outcome.error for outcome in undisturbed] == [""] * len(requests)
     expected = [outcome.reply for outcome in undisturbed]
     assert sum(reply.completion_tokens for reply in expected) > 500
+    objects = [r for r, q in zip(expected, requests, strict=True) if q.sampling.json_schema]
+    assert all(json.loads(reply.samples[0].text).keys() == KEYS for reply in objects)
     streams = Streams(cluster.address, requests, expected, STREAMS)
     streams.start()
     try:

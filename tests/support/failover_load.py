@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from dataclasses import dataclass, field
@@ -17,8 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ANSWER_WITHIN_S = 120.0
-QUESTIONS = 18
+QUESTIONS = 21
 _STOPS = tuple(range(60))
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 20, "maxLength": 60},
+            "sizes": {
+                "type": "array",
+                "items": {"type": "integer", "minimum": 0, "maximum": 99999},
+                "minItems": 3,
+                "maxItems": 5,
+            },
+            "old": {"type": "boolean"},
+        },
+        "required": ["name", "sizes", "old"],
+        "additionalProperties": False,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +79,8 @@ def questions(seed: int) -> list[Any]:
         {"temperature": 3.0, "logprobs": 0},
         {"temperature": 2.0, "top_p": 0.95, "frequency_penalty": 1.2, "presence_penalty": 0.5},
         {"temperature": 3.0, "n": 3, "stop_token_ids": _STOPS[:8]},
-        {"temperature": 3.0, "stop": ["!a", "7", "Q\x04"], "min_tokens": 20},
+        {"temperature": 3.0, "stop": ["7", "ab"], "min_tokens": 20},
+        {"temperature": 3.0, "logprobs": 1, "json_schema": SCHEMA, "max_tokens": 400},
     ]
     return [
         inference.GenerateRequest(
