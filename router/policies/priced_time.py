@@ -35,9 +35,11 @@ WORK_PRICE = 3.0
 DISCOUNT = 0.5
 """Of a copy that is missing, at most this part of its time is not counted against it."""
 EXPONENT = 1.0 / 3.0
-SIZE_PRICE = 0.3
+SIZE_PRICE = 0.6
 """More for each typical prompt that could be computed in the time."""
-USES_PER_COPY = 4.0
+DOUBT = 0.7
+"""How many times its root a count of requests is taken as less than it is."""
+USES_PER_COPY = 1.0
 """Requests so far for each copy that a prefix deserves."""
 USES_PAID = 20.0
 """Requests per copy that halve the price of a further one."""
@@ -69,8 +71,10 @@ def _waste(pool: PoolView, levels: NDArray[np.int64]) -> NDArray[np.float64]:
     """Of each part of the prompt, the share of a further copy that nobody has any use of."""
     copies = (pool.hit_tokens >= levels[:, None]).sum(axis=1)
     uses = pool.heat.level_requests
-    share = uses / max(pool.heat.requests, 1.0)
-    deserved = np.minimum(share * pool.workers, uses / USES_PER_COPY)
+    # As many as it surely had: a count of n is known to about the root of n.
+    sure = np.maximum(uses - DOUBT * np.sqrt(uses), 0.0)
+    share = sure / max(pool.heat.requests, 1.0)
+    deserved = np.minimum(share * pool.workers, sure / USES_PER_COPY)
     waste = 1.0 - (deserved / copies) ** EXPONENT
     paid = 1.0 + uses / copies / USES_PAID
     share_wasted = np.where(waste > 0.0, waste / paid, np.maximum(waste, -DISCOUNT / WORK_PRICE))
