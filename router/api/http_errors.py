@@ -67,6 +67,8 @@ def error_body(error: KvferryError | HttpRefusal, names: FieldNames = NO_NAMES) 
         return _body(f"{param}: {error.problem}", kind, param, error.kind.value)
     if isinstance(error, UnknownModel):
         return _body(str(error), kind, "model", "model_not_found")
+    if error.kind is ErrorKind.UNAUTHENTICATED:
+        return _body(str(error), kind, None, "invalid_api_key")
     return _body(str(error), kind, None, error.kind.value)
 
 
@@ -76,9 +78,11 @@ def error_status(error: KvferryError | HttpRefusal) -> int:
 
 
 def error_headers(error: KvferryError | HttpRefusal) -> dict[str, str]:
-    """When to try again, for errors that pass."""
+    """When to try again, for errors that pass; what to show, for callers without a key."""
     if isinstance(error, HttpRefusal):
         return error.headers
+    if error.kind is ErrorKind.UNAUTHENTICATED:
+        return {"WWW-Authenticate": "Bearer"}
     if not error.status.retryable or error.kind is ErrorKind.DEADLINE:
         return {}
     wait_s = error.retry_after_s if isinstance(error, Overloaded) else _RETRY_AFTER_S
