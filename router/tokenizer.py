@@ -13,9 +13,11 @@ from kvferry.errors import ConfigError, InvalidInput
 from kvferry.model_files import read_json
 from router.chat_template import ChatTemplate
 from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer, token_bytes
+from router.text_cache import TextCache
+from router.text_cuts import text_cuts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from kvferry.ids import TokenIds
@@ -29,12 +31,20 @@ _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Tokenizer:
-    """Thread-safe: encoding may run beside the event loop."""
+    """Thread-safe: encoding may run beside the event loop.
+
+    Texts are tokenized in pieces that are remembered, so a conversation that goes on costs the
+    tokenizing of what is new. The ids are those of the whole text (see `text_cuts`).
+    """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self.chat_template = chat_template
-        self._is_byte_level = _has_byte_level_decoder(tokenizer)
+        description = json.loads(tokenizer.to_str())
+        self._is_byte_level = _has_byte_level_decoder(description)
+        self._cuts = text_cuts(description)
+        self._known = TextCache()
+        self._affixes = _affixes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
 
@@ -45,7 +55,10 @@ class Tokenizer:
 
     def encode(self, text: str) -> TokenIds:
         """Ids of a text prompt, with the special tokens that the tokenizer itself adds."""
-        return self._ids(text, add_special_tokens=True)
+        if self._affixes is None:
+            return self._encode("text", text, add_special_tokens=True)
+        before, after = self._affixes
+        return np.concatenate((before, *self._pieces("text", text), after))
 
     def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
         """Ids of a rendered conversation.
@@ -55,7 +68,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidInput("chat", "this model has no chat template; send text or token_ids")
-        return self._ids(self.chat_template.render(messages, tools), add_special_tokens=False)
+        text = self.chat_template.render(messages, tools)
+        return np.concatenate(tuple(self._pieces("chat", text)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a whole sequence, without special tokens."""
@@ -77,8 +91,24 @@ class Tokenizer:
             return ByteLevelDetokenizer(self._shown_token)
         return WindowDetokenizer(self.decode)
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> TokenIds:
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def _pieces(self, field: str, text: str) -> Iterator[TokenIds]:
+        """Ids of the text's pieces; only those that were not met before are tokenized.
+
+        `field` is named by the `InvalidInput` raised for what is no text.
+        """
+        for piece in self._cuts.pieces(text):
+            ids = self._known.get(piece)
+            if ids is None:
+                ids = self._encode(field, piece, add_special_tokens=False)
+                self._known.put(piece, ids)
+            yield ids
+
+    def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> TokenIds:
+        try:
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            # The library's word for a string that UTF-8 cannot express.
+            raise InvalidInput(field, "has half a surrogate pair, which is no character") from error
         return np.asarray(encoding.ids, dtype=np.int32)
 
     def _shown_token(self, token_id: int) -> str | None:
@@ -142,7 +172,31 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _has_byte_level_decoder(tokenizer: tokenizers.Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+def _has_byte_level_decoder(description: Mapping[str, Any]) -> bool:
+    decoder = description.get("decoder") or {}
     stages = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     return [stage.get("type") for stage in stages] == ["ByteLevel"]
+
+
+def _affixes(tokenizer: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds] | None:
+    """The special tokens that the tokenizer puts before and behind every text.
+
+    None for one whose doing is not that simple.
+    """
+    found = set()
+    for probe in ("a", "b c"):
+        bare = tokenizer.encode(probe, add_special_tokens=False).ids
+        dressed = tokenizer.encode(probe, add_special_tokens=True).ids
+        places = [
+            begin
+            for begin in range(len(dressed) - len(bare) + 1)
+            if dressed[begin : begin + len(bare)] == bare
+        ]
+        if len(places) != 1:
+            return None
+        begin = places[0]
+        found.add((tuple(dressed[:begin]), tuple(dressed[begin + len(bare) :])))
+    if len(found) != 1:
+        return None
+    before, after = found.pop()
+    return np.asarray(before, dtype=np.int32), np.asarray(after, dtype=np.int32)

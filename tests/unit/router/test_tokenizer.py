@@ -47,6 +47,33 @@ def test_ids_are_int32() -> None:
     assert with_bos().encode("a").dtype == "int32"
 
 
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    tokenizer = with_bos()
+    with pytest.raises(InvalidInput, match="^text: .*surrogate"):
+        tokenizer.encode("a\ud800")
+    with pytest.raises(InvalidInput, match="^chat: .*surrogate"):
+        tokenizer.encode_chat((ChatMessage("user", "a\ud800"),))
+
+
+def test_a_conversation_that_goes_on_tokenizes_only_what_is_new(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), ChatTemplate(CHAT_TEMPLATE, {}))
+    turns = tuple(ChatMessage("user", f"{number} " + "x" * 600) for number in range(4))
+    before = tokenizer.encode_chat(turns[:3]).tolist()
+    encoded: list[str] = []
+    encode = tokenizer._encode
+
+    def counting(field: str, text: str, **options: bool) -> object:
+        encoded.append(text)
+        return encode(field, text, **options)
+
+    monkeypatch.setattr(tokenizer, "_encode", counting)
+    after = tokenizer.encode_chat(turns).tolist()
+    assert after[: len(before) - len("assistant: ")] == before[: -len("assistant: ")]
+    assert "".join(encoded) == f"<s>{turns[3].role}: {turns[3].content}</s><s>assistant: "
+
+
 def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
     write_model(tmp_path)
     tokenizer = byte_tokenizer()
