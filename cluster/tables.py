@@ -61,13 +61,25 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
         (
             (
                 *(worker.worker_id, worker.role, str(worker.pid), f"#{worker.incarnation:016x}"),
-                *(worker.address, "ok" if worker.reachable else "unreachable"),
+                *(worker.address, _state_of(worker)),
                 *(str(worker.load.running), str(worker.load.waiting)),
-                *(str(worker.load.handoffs), str(worker.indexed_blocks)),
+                *(str(worker.load.handoffs), _indexed_blocks(worker)),
             )
             for worker in status.workers
         ),
     )
+
+
+def _state_of(worker: inference.WorkerSummary) -> str:
+    if not worker.reachable:
+        return "unreachable"
+    return "draining" if worker.draining else "ok"
+
+
+def _indexed_blocks(worker: inference.WorkerSummary) -> str:
+    if not worker.kv_index.HasField("known_to"):
+        return "unknown"
+    return f"{worker.indexed_blocks}{' and more' if worker.kv_index.full else ''}"
 
 
 def audit_table(answer: inference.AuditResponse) -> str:

@@ -13,6 +13,7 @@ from kvferry.errors import ConfigError, WorkerUnavailable
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
 from router.api.cluster_metrics import ClusterMetrics
 from router.api.http_failures import answer_failures
+from router.api.index_metrics import IndexMetrics
 from router.api.open_api import describe_api
 from router.api.openai_service import OpenAiService
 
@@ -39,10 +40,13 @@ class HttpFrontDoor:
         self._runner = runner
         self._site = site
         self._calls = calls
+        self._is_open = True
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Take no new calls, give running ones `grace_s`, then end them."""
-        await self._site.stop()
+        """Take no new calls, give running ones `grace_s`, then end them. May be called again."""
+        if self._is_open:
+            self._is_open = False
+            await self._site.stop()
         if grace_s is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._calls.none_left.wait(), grace_s)
@@ -116,6 +120,7 @@ class _Probes:
         self._router = router
         self._registry = metrics.registry
         self._registry.register(ClusterMetrics(router))
+        self._registry.register(IndexMetrics(router.fleet))
         self._description = describe_api()
 
     def add_routes(self, routes: web.UrlDispatcher) -> None:

@@ -80,6 +80,12 @@ def summary_to_wire(summary: WorkerSummary) -> inference_pb2.WorkerSummary:
         address=summary.info.address,
         reachable=summary.is_reachable,
         indexed_blocks=summary.indexed_blocks,
+        kv_index=inference_pb2.KvIndex(
+            known_to=summary.index.known_to,
+            full=summary.index.is_full,
+            silence_s=summary.events_age_s,
+        ),
+        draining=summary.info.is_draining,
     )
     status = summary.status
     if status is not None:

@@ -279,7 +279,7 @@ class ClusterStatusResponse(_message.Message):
     def __init__(self, membership_version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerSummary, _Mapping]]] = ..., requests_in_flight: _Optional[int] = ...) -> None: ...
 
 class WorkerSummary(_message.Message):
-    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_blocks", "host_accounts", "counters")
+    __slots__ = ("worker_id", "role", "incarnation", "address", "reachable", "load", "accounts", "pid", "indexed_blocks", "host_accounts", "counters", "kv_index", "draining")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,8 @@ class WorkerSummary(_message.Message):
     INDEXED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    KV_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     incarnation: int
@@ -309,7 +311,19 @@ class WorkerSummary(_message.Message):
     indexed_blocks: int
     host_accounts: HostAccounts
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., host_accounts: _Optional[_Union[HostAccounts, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    kv_index: KvIndex
+    draining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., reachable: bool = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., pid: _Optional[int] = ..., indexed_blocks: _Optional[int] = ..., host_accounts: _Optional[_Union[HostAccounts, _Mapping]] = ..., counters: _Optional[_Mapping[str, int]] = ..., kv_index: _Optional[_Union[KvIndex, _Mapping]] = ..., draining: bool = ...) -> None: ...
+
+class KvIndex(_message.Message):
+    __slots__ = ("known_to", "full", "silence_s")
+    KNOWN_TO_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_S_FIELD_NUMBER: _ClassVar[int]
+    known_to: int
+    full: bool
+    silence_s: float
+    def __init__(self, known_to: _Optional[int] = ..., full: bool = ..., silence_s: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "handoffs", "prefill_tokens_per_s", "link_bytes_per_s")

@@ -44,6 +44,34 @@ def test_status_tables_name_each_worker_and_its_accounts():
     ]
 
 
+@pytest.mark.parametrize(
+    ("worker", "cells"),
+    [
+        (inference.WorkerSummary(reachable=True), ["ok", "unknown"]),
+        (
+            inference.WorkerSummary(
+                reachable=True, indexed_blocks=7, kv_index=inference.KvIndex(known_to=0)
+            ),
+            ["ok", "7"],
+        ),
+        (
+            inference.WorkerSummary(
+                reachable=True,
+                draining=True,
+                indexed_blocks=7,
+                kv_index=inference.KvIndex(known_to=3, full=True),
+            ),
+            ["draining", "7 and more"],
+        ),
+    ],
+)
+def test_status_tells_whether_the_blocks_of_a_worker_are_known(worker, cells):
+    worker.worker_id = "w"
+    last = workers_table(inference.ClusterStatusResponse(workers=[worker])).splitlines()[-1]
+    assert f"  {cells[0]}  " in last
+    assert last.endswith(f"  {cells[1]}")
+
+
 def test_only_workers_with_a_host_tier_are_in_its_table():
     one = inference.WorkerSummary(worker_id="decode-0")
     two = inference.WorkerSummary(worker_id="prefill-0")
