@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from kvferry.accounts import KvAccounts, WorkerLoad
@@ -376,5 +380,32 @@ def test_listeners_do_not_hold_up_the_end(directory: Path) -> None:
         async with asyncio.timeout(2):
             await bench.front_door.stop(60)
         assert await call.read() is grpc.aio.EOF
+
+    run(directory, test, FakeWorker("w"))
+
+
+def test_a_client_can_learn_the_protocol_from_reflection(directory: Path) -> None:
+    async def test(bench: RouterBench, stub: Any) -> None:
+        def names() -> list[str]:
+            with grpc.insecure_channel(bench.channel_target) as channel:
+                database = ProtoReflectionDescriptorDatabase(channel)
+                pool = DescriptorPool(database)
+                service = pool.FindServiceByName("vllm.grpc.engine.VllmEngine")
+                return [method.name for method in service.methods]
+
+        assert "Generate" in await asyncio.to_thread(names)
+
+    run(directory, test, FakeWorker("w"))
+
+
+def test_without_the_message_types_the_rest_is_served(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.api.grpc_server.importlib.util.find_spec", lambda _: None)
+
+    async def test(bench: RouterBench, stub: Any) -> None:
+        code, _ = await refusal(stub, asking())
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert await bench.ask("abc")
 
     run(directory, test, FakeWorker("w"))
