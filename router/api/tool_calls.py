@@ -304,8 +304,9 @@ class JsonCallParser:
         self._space += character
         if character.isspace() or character in self._separators:
             return Parsed()
-        self._is_text = True
-        return Parsed(self._space)
+        self._is_text, shown = True, self._space
+        self._space = ""
+        return Parsed(shown)
 
 
 class ArgumentsParser:
