@@ -56,12 +56,9 @@ class WorkerSummary:
 
 @dataclass(slots=True, eq=False)
 class _Member:
+    info: WorkerInfo
     client: WorkerClient
     monitor: WorkerMonitor
-
-    @property
-    def info(self) -> WorkerInfo:
-        return self.monitor.info
 
 
 class Fleet:
@@ -150,8 +147,8 @@ class Fleet:
         prefill_hits = self._prefill_index.hits(prompt)
         decode_hits = self._decode_index.hits(prompt)
         return ClusterView(
-            prefill=tuple(self._view_of(member, prefill_hits) for member in prefill),
-            decode=tuple(self._view_of(member, decode_hits) for member in decode),
+            prefill=self._views_of(prefill, prefill_hits),
+            decode=self._views_of(decode, decode_hits),
         )
 
     def dispatch(self, route: Route, kv_tokens: int, sequences: int) -> DispatchTicket:
@@ -228,7 +225,7 @@ class Fleet:
             monitor.take_over(former.monitor)
         else:
             self._loads.add(info.worker_id)
-        self._members[info.worker_id] = _Member(client, monitor)
+        self._members[info.worker_id] = _Member(info, client, monitor)
         monitor.start()
 
     def _leave(self, member: _Member, successor: WorkerInfo | None) -> _Member:
@@ -255,12 +252,16 @@ class Fleet:
     def _index_of(self, role: Role) -> PrefixIndex:
         return self._prefill_index if role is Role.PREFILL else self._decode_index
 
-    def _view_of(self, member: _Member, hits: PrefixHits) -> WorkerView:
-        worker_id = member.info.worker_id
-        return WorkerView(
-            info=member.info,
-            hit_tokens=hits.blocks.get(worker_id, 0) * self._block_tokens,
-            load=self._loads.estimate(worker_id),
+    def _views_of(self, members: Iterable[_Member], hits: PrefixHits) -> tuple[WorkerView, ...]:
+        blocks_of, estimate = hits.blocks.get, self._loads.estimate
+        infos = [member.info for member in members]
+        return tuple(
+            WorkerView(
+                info,
+                blocks_of(info.worker_id, 0) * self._block_tokens,
+                estimate(info.worker_id),
+            )
+            for info in infos
         )
 
     def _summary_of(self, member: _Member) -> WorkerSummary:

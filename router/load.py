@@ -50,6 +50,8 @@ class _WorkerEntry:
     """Reported prompt tokens that are known to be computed by now."""
     ended_since: int = 0
     """Reported sequences that are known to have ended by now."""
+    estimate: LoadEstimate | None = None
+    """None: something changed since it was made. Every request asks for that of every worker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,7 @@ class LoadBook:
         entry.slots_total = accounts.total
         entry.prefilled_since = 0
         entry.ended_since = 0
+        entry.estimate = None
 
     def dispatch(
         self,
@@ -115,13 +118,17 @@ class LoadBook:
         )
         ticket.prefill.tickets.add(ticket)
         ticket.decode.tickets.add(ticket)
+        ticket.prefill.estimate = ticket.decode.estimate = None
         return ticket
 
     def prefilled(self, ticket: DispatchTicket) -> None:
         """The first token arrived, so the prompt is computed. May be told again."""
+        if not ticket.prefill_tokens:
+            return
         if ticket.dispatched_at <= ticket.prefill.asked_at:
             ticket.prefill.prefilled_since += ticket.prefill_tokens
         ticket.prefill_tokens = 0
+        ticket.prefill.estimate = None
 
     def end(self, ticket: DispatchTicket) -> None:
         """The attempt is over, however it ended."""
@@ -131,6 +138,7 @@ class LoadBook:
             ticket.decode.ended_since += ticket.sequences
         ticket.prefill.tickets.discard(ticket)
         ticket.decode.tickets.discard(ticket)
+        ticket.prefill.estimate = ticket.decode.estimate = None
 
     def slots_total(self, worker_id: WorkerId) -> int | None:
         """KV slots of the worker; None before its first report."""
@@ -140,26 +148,32 @@ class LoadBook:
     def estimate(self, worker_id: WorkerId) -> LoadEstimate:
         """The load now."""
         entry = self._workers[worker_id]
-        reported = entry.load
-        fresh = [ticket for ticket in entry.tickets if ticket.dispatched_at > entry.asked_at]
-        prefill = sum(ticket.prefill_tokens for ticket in fresh if ticket.prefill is entry)
-        decoding = [ticket for ticket in fresh if ticket.decode is entry]
-        slots = entry.slots_available
-        if slots is not None:
-            slots = max(0, slots - sum(ticket.kv_tokens for ticket in decoding))
-        sequences = max(0, reported.running + reported.waiting - entry.ended_since)
-        sequences += sum(ticket.sequences for ticket in decoding)
-        computed_for_others = [
-            ticket for ticket in fresh if ticket.decode is not entry and ticket.prefill_tokens
-        ]
-        active = (t for t in entry.tickets if t.decode is entry or t.prefill_tokens)
-        return LoadEstimate(
-            prefill_tokens=max(0, reported.waiting_tokens - entry.prefilled_since) + prefill,
-            sequences=sequences,
-            requests=sequences + len(computed_for_others),
-            active_tokens=sum(ticket.kv_tokens for ticket in active),
-            prefill_tokens_per_s=reported.prefill_tokens_per_s,
-            link_bytes_per_s=reported.link_bytes_per_s,
-            kv_slots_available=slots,
-            kv_slots_total=entry.slots_total,
-        )
+        if entry.estimate is None:
+            entry.estimate = _estimate(entry)
+        return entry.estimate
+
+
+def _estimate(entry: _WorkerEntry) -> LoadEstimate:
+    reported = entry.load
+    fresh = [ticket for ticket in entry.tickets if ticket.dispatched_at > entry.asked_at]
+    prefill = sum(ticket.prefill_tokens for ticket in fresh if ticket.prefill is entry)
+    decoding = [ticket for ticket in fresh if ticket.decode is entry]
+    slots = entry.slots_available
+    if slots is not None:
+        slots = max(0, slots - sum(ticket.kv_tokens for ticket in decoding))
+    sequences = max(0, reported.running + reported.waiting - entry.ended_since)
+    sequences += sum(ticket.sequences for ticket in decoding)
+    computed_for_others = [
+        ticket for ticket in fresh if ticket.decode is not entry and ticket.prefill_tokens
+    ]
+    active = (t for t in entry.tickets if t.decode is entry or t.prefill_tokens)
+    return LoadEstimate(
+        prefill_tokens=max(0, reported.waiting_tokens - entry.prefilled_since) + prefill,
+        sequences=sequences,
+        requests=sequences + len(computed_for_others),
+        active_tokens=sum(ticket.kv_tokens for ticket in active),
+        prefill_tokens_per_s=reported.prefill_tokens_per_s,
+        link_bytes_per_s=reported.link_bytes_per_s,
+        kv_slots_available=slots,
+        kv_slots_total=entry.slots_total,
+    )

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -51,9 +51,8 @@ _EVENT_DELAY_S = 1.0
 """Of what a worker with nothing left to compute was sent before, events have told by now."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One usable worker as the policy sees it."""
+class WorkerView(NamedTuple):
+    """One usable worker as the policy sees it. A tuple, because a request makes one per worker."""
 
     info: WorkerInfo
     hit_tokens: int
@@ -193,7 +192,7 @@ def _pool_of(workers: Sequence[WorkerView], model: CostModel, placement: Placeme
     hits = np.maximum(hits, history.sent_tokens(names, prompt, since))
     sent = hits
     if placement.policy.reads_sent:
-        sent = history.sent_tokens(names, prompt, float("-inf"))
+        sent = history.sent_tokens(names, prompt, [float("-inf")] * len(names))
     return PoolView(
         names=np.array(names, dtype=np.uint64),
         hit_tokens=hits,
