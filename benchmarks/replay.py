@@ -103,7 +103,7 @@ class Replay:
         self._rng = np.random.default_rng(settings.seed)
         self._caches = WorkerCaches(nodes, workers, trace.cache_tokens // trace.block_tokens)
         self._routers = [
-            RouterKnowledge(nodes.size, workers, trace.cache_tokens, TOKENS_PER_S / 1000.0)
+            RouterKnowledge(policy, nodes.size, workers, trace.cache_tokens, TOKENS_PER_S / 1000.0)
             for _ in range(settings.routers)
         ]
         self._free_at = np.zeros(workers)
@@ -140,7 +140,7 @@ class Replay:
         if len(self._routers) > 1:
             chosen_by = int(self._rng.integers(len(self._routers)))
         router = self._routers[chosen_by]
-        view = router.view(now, prompt, path, trace.block_tokens, self._policy)
+        view = router.view(now, prompt, path, trace.block_tokens)
         worker = self._draw_cheapest(self._policy.costs(view, prompt))
         expected = max(1, prompt.tokens - int(view.hit_tokens[worker]))
         router.history.record(worker, prompt, expected, now)

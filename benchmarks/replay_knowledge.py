@@ -42,8 +42,12 @@ class _News:
 class RouterKnowledge:
     """Its own dispatches count at once, all else when the news of it arrives."""
 
-    def __init__(self, nodes: int, workers: int, cache_tokens: int, tokens_per_ms: float) -> None:
-        self.history = PlacementHistory()
+    def __init__(
+        self, policy: Policy, nodes: int, workers: int, cache_tokens: int, tokens_per_ms: float
+    ) -> None:
+        self.history = PlacementHistory(reads_sent=policy.reads_sent)
+        self._policy = policy
+        self._always = [float("-inf")] * workers
         self._held = np.zeros((nodes, workers), dtype=np.int64)
         self._free_at = np.zeros(workers)
         self._requests = np.zeros(workers, dtype=np.int64)
@@ -56,15 +60,15 @@ class RouterKnowledge:
         self._names = rng.integers(1, 1 << 63, workers, dtype=np.uint64)
 
     def view(
-        self, now: float, prompt: Prompt, path: NDArray[np.int64], block_tokens: int, policy: Policy
+        self, now: float, prompt: Prompt, path: NDArray[np.int64], block_tokens: int
     ) -> PoolView:
         """The snapshot at `now`, in seconds."""
         self._catch_up(now)
         hits = self._held[path].sum(axis=0) * block_tokens
         hits = hits.clip(0, prompt.tokens - 1)
         sent = hits
-        if policy.reads_sent:
-            sent = self.history.sent_tokens(range(hits.size), prompt, float("-inf"))
+        if self._policy.reads_sent:
+            sent = self.history.sent_tokens(range(hits.size), prompt, self._always)
         return PoolView(
             names=self._names,
             hit_tokens=hits,
@@ -76,7 +80,7 @@ class RouterKnowledge:
             sent_tokens=sent,
             turn=self.history.turn,
             typical_tokens=self.history.typical_tokens,
-            heat=self.history.heat(prompt, hits) if policy.reads_heat else NO_HEAT,
+            heat=self.history.heat(prompt, hits) if self._policy.reads_heat else NO_HEAT,
         )
 
     def hear(self, dispatch: Dispatch, delay_s: float | None) -> None:

@@ -33,7 +33,7 @@ class RouteChooser:
         self._model = model
         self._block_tokens = block_tokens
         self._clock = clock
-        self._history = PlacementHistory()
+        self._history = PlacementHistory(reads_sent=self._policy.reads_sent)
 
     def choose(
         self,

@@ -24,20 +24,28 @@ was hot an hour ago is not held hot."""
 _TYPICAL_WEIGHT = 1 / 200
 """Of the newest prompt in the mean."""
 
-SENT_PREFIXES_PER_WORKER_MAX = 1 << 18
-"""At 16 tokens a block 4 million tokens per worker; about 100 bytes each."""
+PENDING_PREFIXES_PER_WORKER_MAX = 1 << 13
+"""Enough for what a worker has not computed yet: at 16 tokens a block 131,072 tokens. About 150
+bytes each, so at most 80 MB for 64 workers."""
+
+SENT_PREFIXES_PER_WORKER_MAX = 1 << 16
+"""Where a policy takes what was sent for what is held: a million tokens per worker, at most
+640 MB for 64 workers."""
 
 
 class PlacementHistory:
     """Feeds the columns of `PoolView` that are about the past."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_sent: bool = False) -> None:
+        """`reads_sent`: `sent_tokens` is asked for more than what is pending."""
         self.turn = 0
         """Decisions recorded."""
         self.typical_tokens = 0.0
         """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
         self._heat = PrefixHeat(HEAT_MEMORY_REQUESTS)
-        self._sent = SentPrefixes(SENT_PREFIXES_PER_WORKER_MAX)
+        self._sent = SentPrefixes(
+            SENT_PREFIXES_PER_WORKER_MAX if reads_sent else PENDING_PREFIXES_PER_WORKER_MAX
+        )
 
     def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64]) -> Heat:
         """Of the prefixes of `prompt` that workers hold."""
@@ -50,7 +58,7 @@ class PlacementHistory:
         return Heat(levels, counts, self._heat.requests)
 
     def sent_tokens(
-        self, workers: Sequence[int], prompt: Prompt, since: Sequence[float] | float
+        self, workers: Sequence[int], prompt: Prompt, since: Sequence[float]
     ) -> NDArray[np.int64]:
         """Leading tokens of `prompt` that each worker was sent at or after `since`."""
         return self._sent.tokens(workers, prompt, since)

@@ -175,18 +175,18 @@ def test_sent_prefixes_agree_with_a_plain_record() -> None:
     for since in (0.0, 30.0, 55.0):
         for branch in range(2):
             asked = prompt(1 + 100 * branch, 12)
-            for worker, tokens in enumerate(sent.tokens(range(3), asked, since).tolist()):
+            for worker, tokens in enumerate(sent.tokens(range(3), asked, [since] * 3).tolist()):
                 keys = asked.keys.tolist()
                 held = [plain.get((worker, key), -1) >= since for key in keys]
                 assert tokens == BLOCK * [*held, False].index(False)
 
 
-def test_sent_prefixes_are_bounded_and_forget_the_longest_first() -> None:
-    sent = SentPrefixes(8)
-    sent.add(1, prompt(1, 6), 0.0)
-    sent.add(1, prompt(100, 6), 1.0)
-    assert sent.tokens([1], prompt(1, 6), 0.0).tolist() == [2 * BLOCK]
-    assert sent.tokens([1], prompt(100, 6), 0.0).tolist() == [6 * BLOCK]
+def test_sent_prefixes_are_bounded_and_forget_the_oldest() -> None:
+    sent = SentPrefixes(16)
+    for number in range(3):
+        sent.add(1, prompt(1 + 100 * number, 6), float(number))
+    kept = [sent.tokens([1], prompt(1 + 100 * n, 6), [0.0]).tolist() for n in range(3)]
+    assert kept == [[0], [6 * BLOCK], [6 * BLOCK]]
 
 
 # --- the chooser over a fleet ---------------------------------------------------------------------
