@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from cluster import cli, console
-from kvferry.config import settings
+from cluster.local_cluster import check_security
+from kvferry.config import ClusterConfig, settings
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 
@@ -75,6 +76,11 @@ def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expec
         (["serve", "--model.dtype", "int3"], "must be one of"),
         (["serve", "--config", "/nowhere/kvferry.yaml"], "cannot read"),
         (["generate", "hello", "--seed", "-1"], "sampling"),
+        (["serve", "--router.security.tls_key", "k.pem"], "router.security.tls_key: needs"),
+        (["serve", "--router.security.api_keys", "/nowhere/k"], "router.security.api_keys: cannot"),
+        (["status", "--tls-ca", "/nowhere/ca.pem"], "tls-ca: cannot read /nowhere/ca.pem"),
+        (["status", "--tls-certificate", "c.pem"], "tls-key: goes with tls-certificate"),
+        (["status", "--tls-certificate", "c", "--tls-key", "k"], "tls-certificate: needs tls-ca"),
         (["generate", ""], "prompt: must not be empty"),
         (["generate", "hello", "--sharing", "all"], "must be one of shared, recomputed, private"),
         (["generate", "hello", "--priority", str(2**31)], "priority"),
@@ -92,6 +98,20 @@ def test_a_wrong_setting_ends_with_2_and_one_line(arguments, expected, capsys):
 def test_no_cluster_ends_with_1_and_says_where_it_was_looked_for(capsys):
     assert cli.main(["status", "--address", "127.0.0.1:1"]) == 1
     assert "no kvferry cluster answers at 127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_the_key_of_client_commands_is_no_setting(monkeypatch):
+    monkeypatch.setenv("KVFERRY_API_KEY", "the-key")
+    assert cli._config_of(parse("serve")) == ClusterConfig()
+    with cli._client(parse("status")) as client:
+        assert client._metadata == (("authorization", "Bearer the-key"),)
+
+
+def test_processes_elsewhere_get_the_names_of_files_in_full(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("blue: 0123456789abcdef\n")
+    config = cli._config_of(parse("serve", "--router.security.api_keys", "keys"))
+    assert check_security(config).router.security.api_keys == str(tmp_path / "keys")
 
 
 def test_only_sampling_that_is_given_is_sent_but_for_a_greedy_default():
