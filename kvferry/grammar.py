@@ -53,9 +53,10 @@ _LIMITS = LLParserLimits(
 )
 
 _JSON_OPTIONS: JsonCompileOptions = {
-    # The library would let a model fill its answer with blanks.
+    # A free choice of blanks lets a model fill its answer with them; as `json.dumps` writes.
     "whitespace_flexible": False,
-    "whitespace_pattern": r"[ \n\t\r]{0,16}",
+    "item_separator": ", ",
+    "key_separator": ": ",
     # An answer must be valid: what cannot be enforced is refused.
     "lenient": False,
     "coerce_one_of": False,

@@ -39,6 +39,14 @@ def _params(draw: st.DrawFn) -> SamplingParams:
     return params
 
 
+def _mask(allowed: set[int]) -> np.ndarray:
+    bits = [number in allowed for number in range(VOCAB)]
+    return np.packbits(bits, bitorder="little")
+
+
+_MASKS = st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1).map(_mask)
+
+
 @st.composite
 def _rows(draw: st.DrawFn) -> list[SamplingRow]:
     ids = st.lists(st.integers(0, VOCAB - 1), max_size=12)
@@ -46,10 +54,11 @@ def _rows(draw: st.DrawFn) -> list[SamplingRow]:
     def tokens() -> np.ndarray:
         return np.asarray(draw(ids), dtype=np.int32)
 
-    return [
-        SamplingRow(draw(_params()), tokens(), tokens(), tuple(draw(st.sets(st.integers(0, 5)))))
-        for _ in range(draw(st.integers(1, 4)))
-    ]
+    def row() -> SamplingRow:
+        banned = tuple(draw(st.sets(st.integers(0, 5))))
+        return SamplingRow(draw(_params()), tokens(), tokens(), banned, draw(_MASKS))
+
+    return [row() for _ in range(draw(st.integers(1, 4)))]
 
 
 @given(st.data(), _rows())
@@ -62,7 +71,10 @@ def test_any_valid_params_and_any_finite_logits_choose_a_token(
     together = sample(logits, rows)
     for index, (row, token) in enumerate(zip(rows, together, strict=True)):
         assert 0 <= token.token_id < VOCAB
-        assert token.token_id not in row.banned
+        if row.allowed is None:
+            assert token.token_id not in row.banned
+        else:
+            assert row.allowed[token.token_id // 8] >> token.token_id % 8 & 1
         assert sample(logits[index : index + 1], [row])[0].token_id == token.token_id
 
 

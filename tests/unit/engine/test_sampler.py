@@ -234,3 +234,34 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
 def test_rows_and_logits_must_match() -> None:
     with pytest.raises(AssertionError):
         sample(_logits()[None], [_row(), replace(_row(), banned=(1,))])
+
+
+def test_a_mask_acts_before_everything_that_chooses_and_on_its_row_alone() -> None:
+    logits = torch.stack([_logits(seed) for seed in range(4)])
+    bits = np.zeros(VOCAB, dtype=bool)
+    bits[[3, VOCAB - 1]] = True
+    mask = np.packbits(bits, bitorder="little")
+    best = 3 if logits[0, 3] > logits[0, VOCAB - 1] else VOCAB - 1
+    rows = [
+        replace(_row(temperature=0.0), allowed=mask),
+        # One of two is kept by top-k of one; the ban is the mask's business.
+        replace(_row(banned=(3, VOCAB - 1), top_k=1, seed=5), allowed=mask),
+        replace(_row(logit_bias={3: -100.0, 7: 100.0}, top_p=0.5, seed=6), allowed=mask),
+        _row(temperature=0.0),
+    ]
+    told = [token.token_id for token in sample(logits, rows)]
+    assert told[0] == best
+    assert told[1] == (3 if logits[1, 3] > logits[1, VOCAB - 1] else VOCAB - 1)
+    assert told[2:] == [VOCAB - 1, int(logits[3].argmax())]
+
+
+def test_a_masked_choice_is_distributed_as_what_is_left() -> None:
+    logits = _logits(11)
+    bits = np.zeros(VOCAB, dtype=bool)
+    bits[[2, 9, 30]] = True
+    mask = np.packbits(bits, bitorder="little")
+    rows = [replace(_row(seed=seed), allowed=mask) for seed in range(DRAWS)]
+    told = sample(logits.expand(DRAWS, -1), rows)
+    counts = np.bincount([token.token_id for token in told], minlength=VOCAB) / DRAWS
+    expected = torch.where(torch.from_numpy(bits), logits, -torch.inf).softmax(-1).numpy()
+    assert counts == pytest.approx(expected, abs=0.04)
