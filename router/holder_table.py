@@ -79,15 +79,18 @@ class HolderTable:
             if found == _FREE:
                 return 0
             slot = (slot + 1) & last
-        columns = segment.columns
-        return columns[0][slot] if len(columns) == 1 else segment.holders_at(slot)
+        return segment.holders_at(slot)
 
     def add(self, block: BlockHash, holder: int) -> bool | None:
         """Note a holder. Whether it is a new one; None if the table is full."""
         hash_ = block or _STAND_IN
+        word, bit = holder // _WORD_BITS, 1 << holder % _WORD_BITS
         segment = self._segments[hash_ >> _SEGMENT_SHIFT]
         slot = segment.find(hash_)
-        if segment.hashes[slot] == _FREE or not segment.holders_at(slot):
+        bits = segment.columns[word][slot]
+        if bits & bit:
+            return False
+        if not bits and not segment.holders_at(slot):
             if segment.held >= self._slots_max // 2:
                 return None
             if segment.hashes[slot] == _FREE and 3 * segment.used >= 2 * len(segment.hashes):
@@ -95,11 +98,8 @@ class HolderTable:
                 self._segments[hash_ >> _SEGMENT_SHIFT] = segment
                 slot = segment.find(hash_)
             segment.take(slot, hash_)
-        column = segment.columns[holder // _WORD_BITS]
-        bit = 1 << holder % _WORD_BITS
-        is_new = not column[slot] & bit
-        column[slot] |= bit
-        return is_new
+        segment.columns[word][slot] |= bit
+        return True
 
     def discard(self, block: BlockHash, holder: int) -> bool:
         """Note that a holder holds a block no longer. Whether it did."""
@@ -111,7 +111,7 @@ class HolderTable:
         if not column[slot] & bit:
             return False
         column[slot] ^= bit
-        segment.held -= not segment.holders_at(slot)
+        segment.held -= not column[slot] and not segment.holders_at(slot)
         return True
 
     def forget(self, holder: int) -> None:
@@ -163,6 +163,8 @@ class _Segment:
 
     def holders_at(self, slot: int) -> int:
         """The holders of a slot as bits."""
+        if len(self.columns) == 1:
+            return self.columns[0][slot]
         bits = 0
         for column in reversed(self.columns):
             bits = bits << _WORD_BITS | column[slot]
