@@ -8,5 +8,5 @@ Reading order. The loop: `request` (a sequence and its stages), `admission` (who
 `model_directory` (which model) and `model_spec` (its shape), `forward_batch` (what one step
 computes), `attention.metadata` (where its KV lies), `llama` (the computation), `tensor_parallel`
 and `tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
-`sampler` (the choice of the token).
+`constraint` (what a grammar lets come next), `sampler` (the choice of the token).
 """

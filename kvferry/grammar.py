@@ -140,7 +140,13 @@ class GrammarCompiler:
             if not self._file.is_file():
                 raise InvalidInput(field, "cannot be enforced: this model has no tokenizer.json")
             eos = list(self._eos_token_ids) or None
-            self._tokenizer = LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=eos)
+            try:
+                self._tokenizer = LLTokenizer(
+                    str(self._file), n_vocab=self._vocab_size, eos_token=eos
+                )
+            except ValueError as error:
+                problem = f"cannot be enforced with this model's tokenizer: {error}"
+                raise InvalidInput(field, problem[:_PROBLEM_CHARACTERS_MAX]) from error
         return self._tokenizer
 
 

@@ -1,8 +1,8 @@
 """The front door and the brain: which workers serve a request, and the client's one stream.
 
 A request's way through this package: `api` (bytes to types) -> `router` (limits, cancelling) ->
-`validation` + `tokenizer` -> `attempts` (choose workers, call, retry) -> `response_stream`
-(tokens to text, stop strings, figures) -> `api` again.
+`validation` + `constraint_gate` + `tokenizer` -> `attempts` (choose workers, call, retry) ->
+`response_stream` (tokens to text, stop strings, figures) -> `api` again.
 
 What decides is pure and runs without a network: `prefix_index` (who holds which prefix), `load`
 (who has how much to do), `policy` (predicted milliseconds), `detokenizer`, `stop_strings`,

@@ -31,7 +31,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, limits)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler = GrammarCompiler(Path(directory), vocab_size, tuple(eos_token_ids), kept_max=1)
-    compiler.compile(_ANY).result()
+    _problem(compiler, _ANY)
     _tell(READY)
     for line in sys.stdin.buffer:
         kind, text = json.loads(line)

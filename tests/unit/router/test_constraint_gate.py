@@ -147,3 +147,11 @@ def test_a_stopped_gate_refuses(model: Path) -> None:
             await gate.check(Constraint(REGEX, "b+"))
 
     asyncio.run(run())
+
+
+def test_a_model_without_a_usable_tokenizer_refuses_all(tmp_path: Path) -> None:
+    expected = "sampling.regex: cannot be enforced: this model has no tokenizer.json"
+    _assert_all(_verdicts(tmp_path, (REGEX, "a+")), [expected])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    expected = "sampling.regex: cannot be enforced with this model's tokenizer"
+    _assert_all(_verdicts(tmp_path, (REGEX, "a+")), [expected])
