@@ -13,7 +13,8 @@ of arrival. So workers are given what keeps them busy and no more:
     prompts   the next one when some worker has less to compute than it does in a step.
 
 While several tenants are here, the last eighth of the places is kept for those that have less than
-their part: long answers of one tenant do not make another one wait for an end.
+their part: long answers of one tenant do not make another one wait for an end. And a queue that one
+tenant has filled is not full for another: the tenant that has most in it loses its newest.
 
 A request that finds nobody running is always taken. That is how a prediction learns that things
 are better than they were.
@@ -38,6 +39,7 @@ from router.ttft import TtftModel
 
 if TYPE_CHECKING:
     from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
+    from router.fair_queue import Ahead
     from router.fleet_capacity import FleetCapacity
     from router.tenants import Tenant
     from router.work import Work
@@ -108,6 +110,8 @@ class Admission:
         self._limits: list[tuple[float, int, Ticket]] = []
         """A heap of (latest grant, order, ticket). Those that no longer wait stay for a while."""
         self._order = itertools.count()
+        self._displaced: list[tuple[Ticket, Overloaded]] = []
+        """Ended to make room, which is told with the next decisions."""
 
     @property
     def waiting(self) -> int:
@@ -128,7 +132,8 @@ class Admission:
         counts = self._counts[service_class]
         here = self._queue.count(service_class) + counts.arrived
         free = max(0, self._places(capacity) - self._sequences)
-        if here >= self._settings.of(service_class).queue_max + free:
+        is_full = here >= self._settings.of(service_class).queue_max + free
+        if is_full and self._longer_queue(service_class, tenant_name) is None:
             self._refuse(service_class, self._queue_full(service_class, capacity))
         tenant = self._tenants.find(tenant_name, now)
         refusal = self._tenants.enter(tenant, now, self._ttft.hold_s)
@@ -152,15 +157,20 @@ class Admission:
         service_class = ticket.service_class
         settings = self._settings.of(service_class)
         is_full = self._queue.count(service_class) >= settings.queue_max
-        if is_full and self.would_wait(ticket, work, capacity):
+        needs_room = is_full and self.would_wait(ticket, work, capacity)
+        longer = self._longer_queue(service_class, ticket.tenant.name)
+        if needs_room and longer is None:
             self._refuse(service_class, self._queue_full(service_class, capacity))
         self._check_prediction(ticket, work, now, capacity)
         refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
         if refusal is not None:
             self._refuse(service_class, refusal)
+        if needs_room and longer is not None:
+            self._displace(longer, service_class, now, capacity)
         ticket.tokens_taken = work.longest
         ticket.work = work
         ticket.submitted_at = now
+        ticket.wait_s = self._ttft.plain_wait_s(*self._before(ticket, capacity), capacity)
         ticket.move_to(Stage.WAITING)
         self._counts[service_class].arrived -= 1
         self._queue.push(ticket, service_class, ticket.tenant.name, work)
@@ -174,8 +184,9 @@ class Admission:
 
         To be asked after every other call, and now and then because the fleet changes.
         """
-        decisions = Decisions()
-        while self._limits and self._limits[0][0] < now:
+        decisions = Decisions(refused=self._displaced)
+        self._displaced = []
+        while self._running and self._limits and self._limits[0][0] < now:
             _, _, ticket = heapq.heappop(self._limits)
             if ticket.stage is Stage.WAITING:
                 decisions.refused.append((ticket, self._give_up(ticket, now, capacity)))
@@ -297,6 +308,7 @@ class Admission:
         self._queue.serve(ticket, ticket.service_class, ticket.tenant.name)
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
+        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
         ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, capacity)
         work = ticket.work
         ticket.tenant.sequences += work.sequences
@@ -331,11 +343,14 @@ class Admission:
 
     # --- predictions and refusals -----------------------------------------------------------
 
-    def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
-        """Of a request of the same class and tenant that came now."""
+    def _before(self, ticket: Ticket, capacity: FleetCapacity) -> tuple[Ahead, int, int]:
+        """What a request of the same class and tenant finds that comes now: requests before it,
+        prompt tokens on their way to a worker, free places."""
         ahead = self._queue.ahead_of_new(ticket.service_class, ticket.tenant.name)
-        free = self._places(capacity) - self._sequences
-        return self._ttft.wait_s(ahead, self._undispatched_tokens, free, capacity)
+        return ahead, self._undispatched_tokens, self._places(capacity) - self._sequences
+
+    def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
+        return self._ttft.wait_s(*self._before(ticket, capacity), capacity)
 
     def _check_prediction(
         self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity
@@ -359,11 +374,29 @@ class Admission:
     def _give_up(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Overloaded:
         """End one that waits: its limit is out of reach."""
         self.end(ticket, now)
+        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         wait_s = self._wait_s(ticket, capacity)
         service_s = self._ttft.service_s(ticket.work.prompt_tokens, capacity)
         refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
         return self._overloaded(ticket.service_class, refusal)
+
+    def _longer_queue(self, service_class: ServiceClass, tenant: str) -> str | None:
+        """Who has to make room in a full queue for another request of `tenant`: the one that has
+        most there, if that leaves it no fewer."""
+        longest = self._queue.most_waiting(service_class)
+        if longest is None:
+            return None
+        ahead = self._queue.count_of(service_class, longest)
+        return longest if ahead > self._queue.count_of(service_class, tenant) + 1 else None
+
+    def _displace(
+        self, tenant: str, service_class: ServiceClass, now: float, capacity: FleetCapacity
+    ) -> None:
+        ticket = self._queue.newest(service_class, tenant)
+        self.end(ticket, now)
+        error = self._overloaded(service_class, self._queue_full(service_class, capacity))
+        self._displaced.append((ticket, error))
 
     def _queue_full(self, service_class: ServiceClass, capacity: FleetCapacity) -> Refusal:
         most = self._settings.of(service_class).queue_max

@@ -3,8 +3,10 @@
 Start-time fair queueing on two levels, by tokens of work and not by requests. Every class, and
 every tenant within a class, has a *clock* that moves on by what it is served, divided by its
 weight. Served is the class whose clock is furthest behind, of it the tenant whose clock is, and of
-that the oldest request. Who comes back after a pause begins no further behind than those who are
-being served: nobody saves up, so nobody who waits is overtaken by more than the others' shares.
+that the oldest request. A class that comes back after a pause begins no further behind than the one
+that is being served, and a tenant by a few requests at most: so much it may catch up on, so that a
+few requests at once of one who asks for little do not wait for those of one who asks for all.
+Nobody saves up more, so nobody who waits is overtaken by much more than the others' shares.
 
 What a request really cost is known when it ends; `settle` moves the clocks by the difference.
 """
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from router.work import Work
 
 ItemT = TypeVar("ItemT")
+
+_CREDIT_REQUESTS = 8
+"""Of usual size: what a tenant may catch up on."""
+_USUAL_WEIGHT = 0.05
+"""Of the latest request in the mean of sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,8 @@ class _Class(Generic[ItemT]):
     clock: float = 0.0
     served_at: float = 0.0
     """Where the clock of the tenant served last stood before."""
+    usual_tokens: float = 0.0
+    """Of a request, lately."""
     tenants: dict[str, _Tenant[ItemT]] = field(default_factory=dict)
     waiting: _Sum = field(default_factory=_Sum)
     count: int = 0
@@ -78,9 +87,10 @@ class _Class(Generic[ItemT]):
     def begin_of(self, name: str) -> float:
         """Where the clock of a tenant stands if it had something to wait now."""
         tenant = self.tenants.get(name)
+        least = self.served_at - _CREDIT_REQUESTS * self.usual_tokens
         if tenant is None:
-            return self.served_at
-        return tenant.clock if tenant.items else max(tenant.clock, self.served_at)
+            return least
+        return tenant.clock if tenant.items else max(tenant.clock, least)
 
 
 class FairQueue(Generic[ItemT]):
@@ -98,6 +108,20 @@ class FairQueue(Generic[ItemT]):
     def count(self, service_class: ServiceClass) -> int:
         """Requests of a class that wait."""
         return self._classes[service_class].count
+
+    def count_of(self, service_class: ServiceClass, tenant: str) -> int:
+        """Requests of one tenant in a class that wait."""
+        flow = self._classes[service_class].tenants.get(tenant)
+        return 0 if flow is None else len(flow.items)
+
+    def most_waiting(self, service_class: ServiceClass) -> str | None:
+        """The tenant that has most requests waiting in a class; None if none waits."""
+        flows = self._classes[service_class].backlogged()
+        return max(flows, key=lambda named: len(named[1].items), default=(None, None))[0]
+
+    def newest(self, service_class: ServiceClass, tenant: str) -> ItemT:
+        """The request of a tenant that came last, of those that wait."""
+        return next(reversed(self._classes[service_class].tenants[tenant].items))
 
     def push(self, item: ItemT, service_class: ServiceClass, tenant: str, work: Work) -> None:
         """`item` waits behind those of its tenant."""
@@ -138,6 +162,7 @@ class FairQueue(Generic[ItemT]):
         # Never back: refunds may have put a clock behind where another one was served.
         entry.served_at = max(entry.served_at, flow.clock)
         self._served_at = max(self._served_at, entry.clock)
+        entry.usual_tokens += _USUAL_WEIGHT * (work.tokens - entry.usual_tokens)
         self.remove(item, service_class, tenant)
         self.settle(service_class, tenant, work.tokens)
 

@@ -53,6 +53,8 @@ class Ticket:
     """Of the tenant's allowance."""
     submitted_at: float = 0.0
     granted_at: float = 0.0
+    wait_s: float = 0.0
+    """Predicted by rates, from the known prompt to the places."""
     service_s: float = 0.0
     """Predicted by rates, from the places to the first token."""
     is_dispatched: bool = False

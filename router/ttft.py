@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _MEMORY = 0.9
 """Share of the old mean that is kept at a new value: it is of about the last ten."""
 _DEVIATIONS = 2.0
+_WAIT_LEARNED_S = 0.05
+"""Of shorter waits the factor says nothing."""
+_STRETCH_MAX = 3.0
 
 
 class TtftModel:
@@ -30,6 +33,17 @@ class TtftModel:
         """How long a sequence holds its place; None before the first has ended."""
         self._short_s: float | None = None
         self._deviation_s = 0.0
+        self._stretch: float | None = None
+        self._stretch_deviation = 0.0
+
+    def waited(self, predicted_s: float, actual_s: float) -> None:
+        """A request got its places, or was given up, after so long a wait."""
+        if predicted_s < _WAIT_LEARNED_S:
+            return
+        stretch = min(actual_s / predicted_s, _STRETCH_MAX)
+        old = 1.0 if self._stretch is None else self._stretch
+        self._stretch_deviation = _mean(self._stretch_deviation, abs(stretch - old))
+        self._stretch = _mean(old, stretch)
 
     def held(self, seconds: float) -> None:
         """A request gave its places back after so long."""
@@ -57,8 +71,16 @@ class TtftModel:
         return (capacity.least_backlog_tokens + prompt_tokens) / rate
 
     def wait_s(self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity) -> float:
-        """Until the one behind `ahead` gets a place. `free` places are left now, `undispatched`
-        prompt tokens are on their way to a worker."""
+        """Until the one behind `ahead` gets a place, mostly no longer. `free` places are left now,
+        `undispatched` prompt tokens are on their way to a worker."""
+        usual = 1.0 if self._stretch is None else self._stretch
+        stretch = min(max(usual + _DEVIATIONS * self._stretch_deviation, 1.0), _STRETCH_MAX)
+        return stretch * self.plain_wait_s(ahead, undispatched, free, capacity)
+
+    def plain_wait_s(
+        self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity
+    ) -> float:
+        """The same by rates alone: what `waited` compares with."""
         prompts_s = 0.0
         rate = capacity.lane_tokens_per_s
         if rate is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from router.admission import AdmissionSettings
     from router.ticket import Ticket
 
-_CHECKED_EVERY = 50
+_CHECKED_EVERY = 200
 """Events; a check looks at every request."""
 
 
@@ -122,7 +122,7 @@ class OverloadSim:
         limit = self.admission.next_limit()
         if limit is not None and limit != self._limit:
             self._limit = limit
-            self._at(math.nextafter(limit, math.inf), lambda: None)
+            self._at(max(self.now, math.nextafter(limit, math.inf)), lambda: None)
         if decisions.granted:
             self._decide()
 
