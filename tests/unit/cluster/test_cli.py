@@ -148,12 +148,14 @@ def test_the_exit_code_of_an_audit_says_what_it_found(failure, code, monkeypatch
     assert capsys.readouterr().err == expected
 
 
-def test_port_in_use_is_told_before_anything_is_started(monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["router.port", "router.http.port"])
+def test_port_in_use_is_told_before_anything_is_started(name, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_resolved", lambda config: config)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.main(["serve", "--router.port", str(port)]) == 2
-    assert f"router.port: 127.0.0.1:{port} is in use" in capsys.readouterr().err
+        other = [] if name == "router.port" else ["--router.port", "0"]
+        assert cli.main(["serve", f"--{name}", str(port), *other]) == 2
+    assert f"{name}: 127.0.0.1:{port} is in use" in capsys.readouterr().err
 
 
 def test_the_number_of_answers_is_sent(monkeypatch):

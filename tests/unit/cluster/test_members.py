@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from cluster.members import RouterSpec, WorkerSpec, cpus_wanted, members_of
 from kvferry.config import load_config
 from kvferry.membership import Role
@@ -39,3 +41,18 @@ def test_aggregated_workers_have_the_role_both():
 def test_the_router_gets_its_address_from_the_configuration():
     router = specs_for(router__port="0", router__host="0.0.0.0")[0]
     assert router == RouterSpec("router-0", "0.0.0.0", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ports", "http_port"),
+    [
+        ({"router__port": "7000"}, 7001),
+        ({"router__port": "0"}, 0),
+        ({"router__port": "7000", "router__http__port": "80"}, 80),
+        ({"router__port": "0", "router__http__port": "80"}, 80),
+    ],
+)
+def test_the_port_of_http_follows_that_of_grpc_unless_it_is_set(ports, http_port):
+    router = specs_for(**ports)[0]
+    assert isinstance(router, RouterSpec)
+    assert router.http_port == http_port

@@ -71,6 +71,8 @@ def test_settings_names_each_leaf_with_its_default():
         ("[1, 2]", "config", "must contain a mapping"),
         ("cache: [", "config", "not valid YAML"),
         ("cache: {page_size: 0}", "cache.page_size", "at least 1"),
+        ("router: {port: 7000, http: {port: 7000}}", "router.http.port", "as router.port is"),
+        ("router: {port: 65535}", "router.http.port", "must be set"),
         ("cache: {page_size: true}", "cache.page_size", "must be a whole number"),
         ("cache: {page_size: 1.5}", "cache.page_size", "must be a whole number"),
         ("cache: {radix: 1}", "cache.radix", "must be true or false"),
