@@ -49,9 +49,9 @@ def test_ids_are_int32() -> None:
 
 def test_half_a_surrogate_pair_is_no_text() -> None:
     tokenizer = with_bos()
-    with pytest.raises(InvalidInput, match="^text: .*surrogate"):
+    with pytest.raises(InvalidInput, match=r"^text: .*surrogate"):
         tokenizer.encode("a\ud800")
-    with pytest.raises(InvalidInput, match="^chat: .*surrogate"):
+    with pytest.raises(InvalidInput, match=r"^chat: .*surrogate"):
         tokenizer.encode_chat((ChatMessage("user", "a\ud800"),))
 
 
@@ -71,7 +71,7 @@ def test_a_conversation_that_goes_on_tokenizes_only_what_is_new(
     monkeypatch.setattr(tokenizer, "_encode", counting)
     after = tokenizer.encode_chat(turns).tolist()
     assert after[: len(before) - len("assistant: ")] == before[: -len("assistant: ")]
-    assert "".join(encoded) == f"<s>{turns[3].role}: {turns[3].content}</s><s>assistant: "
+    assert "".join(encoded) == f"<s>user: {turns[3].content}</s>"
 
 
 def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
