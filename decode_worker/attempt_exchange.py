@@ -69,6 +69,11 @@ class AttemptExchange:
         self._has_outgoing = asyncio.Event()
         self._has_overflowed = asyncio.Event()
 
+    @property
+    def backlog(self) -> int:
+        """Entries that have not left."""
+        return self._backlog
+
     async def run(self, stream: MessageStream) -> None:
         """Converse until the router ends it. Raises `KvferryError` where this side has to."""
         try:

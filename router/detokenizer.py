@@ -58,16 +58,18 @@ def token_bytes(token: str) -> bytes:
 
 
 class ByteLevelDetokenizer:
-    """Exact and O(1) per token. `token_of` gives a vocabulary entry, None for one not shown."""
+    """Exact and O(1) per token. `bytes_of` gives what a token stands for; none if it is not shown.
 
-    def __init__(self, token_of: Callable[[int], str | None]) -> None:
-        self._token_of = token_of
+    Bytes and not characters, so that a character that several tokens make up comes out whole.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Complete characters only."""
-        token = self._token_of(token_id)
-        return "" if token is None else self._decoder.decode(token_bytes(token))
+        return self._decoder.decode(self._bytes_of(token_id))
 
     def flush(self) -> str:
         """One U+FFFD if bytes are left."""

@@ -44,6 +44,8 @@ class Tokenizer:
         self._is_byte_level = _has_byte_level_decoder(description)
         self._cuts = text_cuts(description)
         self._known = TextCache()
+        self._shown: dict[int, bytes] = {}
+        """By id; workers say no others than those of the vocabulary."""
         self._affixes = _affixes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
@@ -88,7 +90,7 @@ class Tokenizer:
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one stream of tokens."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._shown_token)
+            return ByteLevelDetokenizer(self._shown_bytes)
         return WindowDetokenizer(self.decode)
 
     def _pieces(self, field: str, text: str) -> Iterator[TokenIds]:
@@ -111,11 +113,13 @@ class Tokenizer:
             raise InvalidInput(field, "has half a surrogate pair, which is no character") from error
         return np.asarray(encoding.ids, dtype=np.int32)
 
-    def _shown_token(self, token_id: int) -> str | None:
-        if token_id in self._special_ids:
-            return None
-        token: str | None = self._tokenizer.id_to_token(token_id)
-        return token
+    def _shown_bytes(self, token_id: int) -> bytes:
+        """What a byte-level token adds to a text. Looked up once per token of the vocabulary."""
+        shown = self._shown.get(token_id)
+        if shown is None:
+            is_special = token_id in self._special_ids
+            shown = self._shown[token_id] = b"" if is_special else self.token_bytes(token_id)
+        return shown
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
