@@ -169,7 +169,8 @@ def test_a_limit_out_of_reach_is_refused_with_the_time_until_it_is_not() -> None
     with pytest.raises(Overloaded, match=r"after 3\.1 s, the limit is 2 s") as caught:
         ask(admission, 0.0, busy)
     assert caught.value.retry_after_s == pytest.approx(1.1)
-    assert ask(admission, 0.0, replace(IDLE, lanes=(PrefillLane(180, 100.0),)))
+    fits = ask(admission, 0.0, replace(IDLE, lanes=(PrefillLane(180, 100.0),)))
+    assert fits.stage is Stage.WAITING
 
 
 def test_a_wait_ends_when_the_limit_has_become_impossible() -> None:
@@ -211,7 +212,8 @@ def test_what_was_not_used_comes_back_to_the_tenant() -> None:
     grant(admission)
     admission.answered(ticket, 10, 5, 0.0)
     admission.end(ticket, 0.0)
-    assert ask(admission, work=Work(10, prompt_len=10, longest=85))
+    again = ask(admission, work=Work(10, prompt_len=10, longest=85))
+    assert again.stage is Stage.WAITING
 
 
 def _load(rng: random.Random, tenants: dict[str, float], until_s: float) -> list[Asked]:
