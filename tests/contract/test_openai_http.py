@@ -372,6 +372,13 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "guided_regex",
     ),
+    (TEXT, {"prompt": "a", "guided_regex": "("}, 400, "guided_regex"),
+    (
+        TEXT,
+        {"prompt": "a", "structured_outputs": {"grammar": "start: ("}},
+        400,
+        "structured_outputs.grammar",
+    ),
     (TEXT, {"prompt": ""}, 400, "prompt"),
     (TEXT, {"prompt": []}, 400, "prompt"),
     (TEXT, {"prompt": ["a", ""]}, 400, "prompt[1]"),
