@@ -5,13 +5,13 @@ A request's way through this package: `api` (bytes to types) -> `router` (limits
 `response_stream` (tokens to text, stop strings, figures) -> `api` again.
 
 What decides is pure and runs without a network: `prefix_index` (who holds which prefix), `load`
-(who has how much to do), `policy` (predicted milliseconds), `detokenizer`, `stop_strings`,
+(who has how much to do), `policy` and `policies` (whom to choose), `detokenizer`, `stop_strings`,
 `validation`, `text_cuts` (where a text may be cut). What talks to workers: `worker_client` (one
 worker), `grpc_worker_client` and `attempt_exchange` (over gRPC), `worker_monitor` (its status and
 KV events), `fleet` (all of them).
 
 May import `kvferry`, and never torch or Ray.
 
-Reading order: `request`, `router`, `attempts`, `policy`, `prefix_index`, `load`, `fleet`,
-`response_stream`, `api`.
+Reading order: `request`, `router`, `attempts`, `route_chooser`, `policy`, `policies`,
+`prefix_index`, `load`, `fleet`, `response_stream`, `api`.
 """
