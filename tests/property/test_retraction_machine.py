@@ -36,10 +36,10 @@ SLOW_ROUNDS_MAX = 6
 CI_SEEDS = range(1, 16)
 """Tried in turn until the sample is worth something."""
 STOPS = tuple(range(12))
-WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held", "forked"}
+WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held", "forked", "resumed"}
 WORTH_SEEING_OF_SMALL_PAGES = {"sat out"}
 WORTH_SEEING_OF_TIERS = {"loaded", "load failed"}
-WORTH_SEEING_OF_MANY = {"refused", "sample queued", "sample retracted"}
+WORTH_SEEING_OF_MANY = {"refused", "sample queued", "sample retracted", "resumed from afar"}
 """What a sample must contain to have tested anything."""
 
 
@@ -78,6 +78,8 @@ class RetractionMachine(RuleBasedStateMachine):
         self.seen = seen
         self.submitted: list[Request] = []
         self.firsts: dict[str, int] = {}
+        self.told: dict[str, list[int]] = {}
+        """What was known of an answer that another worker began."""
         self.cut: set[Request] = set()
 
     @property
@@ -108,7 +110,21 @@ class RetractionMachine(RuleBasedStateMachine):
             n=data.draw(st.sampled_from((1, 1, 1, 1, 2, 3, 8)), label="n"),
         )
         self.submitted.append(request)
+        if request.sampling.n == 1 and not prefill_only:
+            self._resume(request, data.draw(st.sampled_from((0, 0, 1, most // 2)), label="told"))
         return request
+
+    def _resume(self, request: Request, count: int) -> None:
+        """With up to `count` tokens of its answer, and not its last one."""
+        told: list[int] = []
+        while len(told) < min(count, request.sampling.max_tokens - 1):
+            token = next_token([*request.prompt.tolist(), *told])
+            if token in request.stop_ids:
+                break
+            told.append(token)
+        request.resume(0, told)
+        self.told[name_of(request)] = told
+        self.seen["resumed"] += bool(told)
 
     def _at(self, *stages: Stage) -> list[Request]:
         return [request for request in self.requests if request.stage in stages]
@@ -179,13 +195,17 @@ class RetractionMachine(RuleBasedStateMachine):
             self.seen["refused"] += 1
             return
         start = request.held_kv.committed_len
-        slots = self.cache.slots(request.held_kv, start, request.prompt_len)
-        self.bench.runner.receive(slots, request.prompt[start:], start)
+        slots = self.cache.slots(request.held_kv, start, request.inbound_len)
+        known = request.known[start : request.inbound_len]
+        self.bench.runner.receive(slots, known, start)
 
     def _adopt(self, request: Request) -> None:
         first = next_token(request.prompt.tolist())
-        self.firsts[name_of(request)] = first
-        self.cache.commit(request.held_kv, request.prompt_len)
+        if request.output.size:
+            self.seen["resumed from afar"] += 1
+        else:
+            self.firsts[name_of(request)] = first
+        self.cache.commit(request.held_kv, request.inbound_len)
         self.cache.adopt(request.held_kv)
         self.engine.adopt(request, request.sampling.n * (OutputToken(first),))
         self.seen["adopted"] += 1
@@ -306,6 +326,7 @@ class RetractionMachine(RuleBasedStateMachine):
         first = self.firsts.get(request.id.request_id)
         if first is not None:
             told = [first, *told]
+        told = self.told.get(name, []) + told
         tokens = request.prompt.tolist()
         for token in told:
             assert token == next_token(tokens)
