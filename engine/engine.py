@@ -222,8 +222,8 @@ class Engine:
             try:
                 outlook = self.constraints.look(request)
             except KvferryError as error:
-                self.end(request)
                 request.listener.gave_up(request, error)
+                assert request.stage is Stage.ENDED, f"{request.id} was not ended"
                 has_ended = True
                 continue
             if outlook is Outlook.LATER:

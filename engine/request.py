@@ -109,7 +109,8 @@ class RequestListener(Protocol):
         ...
 
     def gave_up(self, request: Request, error: KvferryError) -> None:
-        """Instead of `finished`: its constraint lets nobody go on, and its KV is given up."""
+        """Instead of `finished`: its constraint lets nobody go on. Has to end it there and then,
+        after whoever pins its KV has let go."""
         ...
 
 

@@ -25,10 +25,9 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "city": {"type": "string", "minLength": 1, "maxLength": 5},
-        "size": {"enum": ["small", "large"]},
         "people": {"type": "integer", "minimum": 0, "maximum": 99},
     },
-    "required": ["city", "size", "people"],
+    "required": ["city", "people"],
     "additionalProperties": False,
 }
 DATE = r"(19|20)[0-9]{2}-[01][0-9]"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.engine import Engine
-from engine.request import Request
+from engine.request import Request, Stage
 from kvferry.cache_key import CacheUse
 from kvferry.clock import ManualClock
 from kvferry.config import CacheConfig, HostTierConfig, SchedulerConfig
@@ -32,6 +32,8 @@ class Recorder:
     computed_lens: dict[str, list[int]] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
     ends: dict[str, FinishReason | KvferryError] = field(default_factory=dict)
+    engine: Engine | None = None
+    """Ends what its constraint gave up."""
 
     def admitted(self, request: Request) -> None:
         assert request.id.request_id not in self.hits, "admitted twice"
@@ -56,6 +58,10 @@ class Recorder:
     def gave_up(self, request: Request, error: KvferryError) -> None:
         assert name_of(request) not in self.ends, "a second end"
         self.ends[name_of(request)] = error
+        assert self.engine is not None, "nobody to end it"
+        for sample in request.samples:
+            if sample.stage is not Stage.ENDED:
+                self.engine.end(sample)
 
 
 def name_of(request: Request, sample: int | None = None) -> str:
@@ -102,7 +108,7 @@ class EngineBench:
         self.engine = Engine(
             self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock(), compiler
         )
-        self.recorder = Recorder()
+        self.recorder = Recorder(engine=self.engine)
 
     def request(self, name: str, prompt: list[int], **options: object) -> Request:
         """A greedy request that ignores the end-of-text token unless told otherwise."""

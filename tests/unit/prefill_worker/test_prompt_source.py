@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +14,14 @@ from kvferry.cache_key import CacheUse
 from kvferry.config import SchedulerConfig
 from kvferry.errors import InvalidInput, Overloaded
 from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId
-from kvferry.sampling import SamplingParams
+from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
 from prefill_worker.prompt_source import PromptSource
 from tests.support.digest_model import answer
 from tests.support.engine_bench import EngineBench
 
 if TYPE_CHECKING:
     from kvferry.generation import OutputToken
+    from kvferry.grammar import Grammar
     from mem_cache.request_kv import RequestKV
 
 PROMPT = list(range(20, 40))
@@ -52,15 +54,29 @@ class FakeDriver:
     def finished(self, key: HandoffKey, first_tokens: tuple[OutputToken, ...]) -> None:
         self.told.append(("finished", [token.token_id for token in first_tokens]))
 
+    def abort_source(self, key: HandoffKey, reason: str) -> None:
+        self.unpin(key)
+        self.told.append(("aborted", reason))
+
     def unpin(self, key: HandoffKey) -> None:
         """What precedes `cancel` and `closed`."""
         if key in self.pinned:
             self.bench.kv_cache.unpin(self.pinned.pop(key))
 
 
+class RefusingCompiler:
+    """Refuses every grammar, once it is asked for."""
+
+    def compile(self, constraint: Constraint) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        future.set_exception(InvalidInput("sampling.regex", "is bad"))
+        return future
+
+
 class Bench:
-    def __init__(self, **scheduler: int) -> None:
-        self.engine_bench = EngineBench(scheduler=SchedulerConfig(**scheduler))
+    def __init__(self, compiler: RefusingCompiler | None = None, **scheduler: int) -> None:
+        config = SchedulerConfig(**scheduler)
+        self.engine_bench = EngineBench(scheduler=config, compiler=compiler)
         self.driver = FakeDriver(self.engine_bench)
         self.source = PromptSource(self.engine_bench.engine, self.driver)
 
@@ -145,4 +161,13 @@ def test_all_first_tokens_of_a_prompt_are_handed_over_at_once() -> None:
     assert bench.engine_bench.kv_cache.accounts().rows_live == 1
     bench.driver.unpin(key)
     bench.source.closed(key)
+    bench.engine_bench.assert_idle()
+
+
+def test_a_constraint_without_a_first_token_ends_the_handoff() -> None:
+    bench = Bench(RefusingCompiler())
+    constrained = replace(GREEDY, constraint=Constraint(ConstraintKind.REGEX, "a"))
+    bench.start("r", sampling=constrained)
+    bench.engine_bench.run()
+    assert bench.driver.told == [("scheduled", 0), ("aborted", "sampling.regex: is bad")]
     bench.engine_bench.assert_idle()
