@@ -194,18 +194,15 @@ def test_a_joint_choice_is_the_least_of_all_pairs(policy: PolicyName) -> None:
         by = placement(policy)
         whole = view(*workers)
         route = choose_route(whole, DEMAND, MODEL, frozenset(), rng, by)
-        if policy is PolicyName.MIN_TTFT:
-            # Time is all that counts there, so the time of the route is what was least.
-            sources = whole.prefill or (None,)
-            pairs = [
-                ClusterView(() if source is None else (source,), (decode,))
-                for source in sources
-                for decode in whole.decode
-            ]
-            costs = [
-                choose_route(pair, DEMAND, MODEL, frozenset(), rng, by).cost_ms for pair in pairs
-            ]
-            assert route.cost_ms == pytest.approx(min(costs))
+        # Nothing is priced without a past, so the time of the route is what was least.
+        sources = whole.prefill or (None,)
+        pairs = [
+            ClusterView(() if source is None else (source,), (decode,))
+            for source in sources
+            for decode in whole.decode
+        ]
+        costs = [choose_route(pair, DEMAND, MODEL, frozenset(), rng, by).cost_ms for pair in pairs]
+        assert route.cost_ms == pytest.approx(min(costs))
         assert route.decode.role is not Role.PREFILL
 
 
