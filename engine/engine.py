@@ -223,7 +223,6 @@ class Engine:
                 outlook = self.constraints.look(request)
             except KvferryError as error:
                 request.listener.gave_up(request, error)
-                assert request.stage is Stage.ENDED, f"{request.id} was not ended"
                 has_ended = True
                 continue
             if outlook is Outlook.LATER:
