@@ -88,16 +88,14 @@ def _sample(responses: Sequence[Any], index: int) -> _Sample:
     )
 
 
-HANDOFF, LOCAL = [
-    pytest.param(local, id="local" if local else "handoff") for local in (False, True)
-]
-"""Who computes prompts: prefill workers, or the decode worker itself."""
+HANDOFF, LOCAL = "handoff", "local"
+"""Who computes prompts: a prefill worker, or the decode worker itself."""
 
 
 @pytest.fixture(scope="module", params=[HANDOFF])
 def arena(request: pytest.FixtureRequest) -> Iterator[_Arena]:
     cuts = Cuts()
-    prefill = [] if request.param else [Role.PREFILL]
+    prefill = [Role.PREFILL] if request.param == HANDOFF else []
     roles = [*prefill, Role.DECODE, Role.DECODE]
     config = digest_config(8, 512, scheduler=SchedulerConfig(chunk_tokens=16))
     with digest_cluster(config, roles, cuts.connect) as cluster:
