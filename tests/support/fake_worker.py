@@ -47,6 +47,8 @@ class Script:
     reason: FinishReason = FinishReason.STOP
     fail_after: int | None = None
     """End with `fail_with` after this many tokens, of all samples together."""
+    tells_ends: bool = False
+    """Before that, of samples that are complete."""
     fail_with: KvferryError = field(default_factory=lambda: WorkerUnavailable("scripted failure"))
     hang_after: int | None = None
     """Stop answering, without an end, after this many tokens."""
@@ -217,7 +219,8 @@ class _Exchange:
             token = _output_token(samples[sample][position], script.logprob)
             finish = None
             is_last = position + 1 == len(samples[sample])
-            if is_last and script.fail_after is None and script.hang_after is None:
+            whole = script.fail_after is None and script.hang_after is None
+            if is_last and (whole or script.tells_ends):
                 finish = AttemptFinish(script.reason, script.usage)
             await self._say(number, AttemptOutput((token,), finish, sample=sample))
         if script.hang_after is not None:
