@@ -71,7 +71,8 @@ class KvEventFeed:
         self._clock = clock
         self._sequence = 0
         """Of the last changes."""
-        self._subscribers: set[KvSubscriber] = set()
+        # In the order in which they came, so that equal histories go alike.
+        self._subscribers: dict[KvSubscriber, None] = {}
         self._behind: set[KvSubscriber] = set()
         self._mark_due = clock.now()
 
@@ -80,10 +81,10 @@ class KvEventFeed:
         match event:
             case Subscribe(subscriber):
                 self._publish_changes()
-                self._subscribers.add(subscriber)
+                self._subscribers[subscriber] = None
                 self._send_snapshot(subscriber)
             case Unsubscribe(subscriber):
-                self._subscribers.discard(subscriber)
+                self._subscribers.pop(subscriber, None)
                 self._behind.discard(subscriber)
             case _:
                 return False
@@ -96,8 +97,8 @@ class KvEventFeed:
             return
         self._mark_due = now + KV_EVENTS_MARK_INTERVAL_S
         self._publish_changes()
-        for subscriber in self._subscribers - self._behind:
-            if subscriber.is_caught_up():
+        for subscriber in self._subscribers:
+            if subscriber not in self._behind and subscriber.is_caught_up():
                 # Whoever has something to read needs no sign of life.
                 self._send(subscriber, (), snapshot=False)
 

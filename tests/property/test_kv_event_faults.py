@@ -245,9 +245,11 @@ def test_a_router_knows_the_truth_or_nothing(seed: int, monkeypatch: pytest.Monk
 
 def test_all_kinds_of_trouble_were_met(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_event_feed, "KV_EVENTS_BUFFERED_MAX", BACKLOG_MAX)
-    scene = Scene(0)
-    for _ in range(STEPS):
-        scene.step()
-    counts = [follower.index.report().counts for follower in scene.followers]
+    counts = []
+    for seed in range(3):
+        scene = Scene(seed)
+        for _ in range(STEPS):
+            scene.step()
+        counts += [follower.index.report().counts for follower in scene.followers]
     for kind in ("snapshots", "changes", "marks", "repeated", "stale", "gaps"):
         assert sum(getattr(each, kind) for each in counts) > 0, kind
