@@ -130,6 +130,12 @@ class Usage:
     itl_ms: float
     """Mean time between two tokens of a sample; 0 if none has two."""
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that nobody had to compute. An attempt that goes on with an answer may find
+        more than the prompt in a cache."""
+        return min(self.prompt_tokens, self.kv.prefill_hit_tokens + self.kv.host_hit_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

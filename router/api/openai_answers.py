@@ -87,9 +87,7 @@ class UsageSum:
         """OpenAI's figures. Cached is what no worker had to compute."""
         prompt = sum(usage.prompt_tokens for usage in self._usages)
         completion = sum(usage.completion_tokens for usage in self._usages)
-        cached = sum(
-            usage.kv.prefill_hit_tokens + usage.kv.host_hit_tokens for usage in self._usages
-        )
+        cached = sum(usage.cached_tokens for usage in self._usages)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,

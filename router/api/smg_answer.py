@@ -72,7 +72,7 @@ class SmgAnswer:
     def _ends(self, usage: Usage) -> list[vllm.GenerateResponse]:
         for end in self._ended:
             end.prompt_tokens = usage.prompt_tokens
-            end.cached_tokens = usage.kv.prefill_hit_tokens + usage.kv.host_hit_tokens
+            end.cached_tokens = usage.cached_tokens
         return [vllm.GenerateResponse(complete=end) for end in self._ended]
 
 

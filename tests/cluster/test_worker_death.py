@@ -124,19 +124,21 @@ def test_prefill_worker_killed_while_it_computes(cluster: RunningCluster) -> Non
 
 def test_decode_worker_killed_while_it_streams(cluster: RunningCluster) -> None:
     short = _prompt(3, 40)
-    undisturbed = Stream(cluster.address, short, 8)
+    undisturbed = Stream(cluster.address, short, 60)
     undisturbed.wait_ended()
     assert undisturbed.error is None
 
-    decoding = Stream(cluster.address, short, 400)
+    decoding = Stream(cluster.address, short, 60)
     wait_until("decoding", lambda: len(decoding.tokens) >= 3, END_WITHIN_S)
     before = cluster.worker("decode-0")
     cluster.kill(before.pid)
 
     decoding.wait_ended()
-    assert decoding.error is not None
-    assert "UNAVAILABLE" in str(decoding.error)
-    assert decoding.tokens[:8] == undisturbed.tokens[: len(decoding.tokens)]
+    # The process that takes its place goes on with the answer.
+    assert decoding.finish is not None, decoding.error
+    assert decoding.tokens == undisturbed.tokens
+    assert decoding.finish.usage.attempt > 1
+    assert decoding.finish.usage.completion_tokens == 60
     _wait_restarted(cluster, "decode-0", before.incarnation)
     _assert_serves(cluster, undisturbed.tokens, short)
 
