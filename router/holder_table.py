@@ -31,7 +31,8 @@ _SLOTS_MIN = 16
 _WORD_BITS = 64
 _FREE = 0
 """Of a slot. The block of this hash goes by `_STAND_IN`: one hash in 2^64 names two blocks."""
-_STAND_IN = 1
+_STAND_IN = 0x9E3779B97F4A7C15
+"""Any hash will do that nobody has chosen."""
 
 
 class HolderTable:

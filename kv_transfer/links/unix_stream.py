@@ -20,6 +20,7 @@ _CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid."""
 _TIMEVAL = struct.Struct("@ll")
 _READ_BYTES = 16384
+_GONE = "the peer has closed the connection or is gone"
 
 
 def listen(timeout_s: float) -> tuple[socket.socket, str]:
@@ -115,8 +116,11 @@ class RecordStream:
                 came = self._socket.recv(_READ_BYTES, flags)
             except BlockingIOError:
                 return ()
+            except ConnectionResetError as error:
+                # It has left before it read all that we sent.
+                raise ConnectionError(_GONE) from error
             if not came:
-                raise ConnectionError("the peer has closed the connection or is gone")
+                raise ConnectionError(_GONE)
             size = self._record_bytes
             raw = self._rest + came
             whole = len(raw) - len(raw) % size

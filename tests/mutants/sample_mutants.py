@@ -69,8 +69,8 @@ SAMPLE_MUTANTS = (
         "cancel-leaves-siblings",
         "Whoever cancels ends all samples.",
         "decode_worker/intake.py",
-        "for sample in entry.request.samples:\n            if sample.stage",
-        "for sample in (entry.request,):\n            if sample.stage",
+        "for request in entry.requests:\n            if request.stage",
+        "for request in (entry.request,):\n            if request.stage",
         ("tests/unit/decode_worker/test_intake.py",),
     ),
 )

@@ -119,7 +119,9 @@ class SimRun:
         if not others:
             return
         failed = [
-            key for key in sink.sink.ends if sink.sink.ends[key] not in ("adopted", "own abort")
+            key
+            for key, how in sink.sink.ends.items()
+            if how not in ("adopted", "own abort") and world.has_asked_for(key)
         ]
         if failed and rng.random() < 0.7:
             world.fetch(world.requests[failed[-1]], rng.choice(others), sink)

@@ -182,6 +182,10 @@ class SimWorld:
 
     # --- requests ---
 
+    def has_asked_for(self, key: HandoffKey) -> bool:
+        """Whether a client wants it: what workers move of their own accord is not tried again."""
+        return key.request_id in self._attempts
+
     def fetch(self, request: Request, source: SimWorker, sink: SimWorker) -> HandoffKey:
         """One more attempt of a request."""
         attempt = self._attempts[request.name] = self._attempts.get(request.name, 0) + 1

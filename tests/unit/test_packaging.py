@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import itertools
 import tomllib
 from pathlib import Path
 
@@ -15,6 +16,9 @@ PACKAGES = [
     pattern.removesuffix("*")
     for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
 ]
+
+EXTRAS = ("gguf", "smg")
+"""Those with which the product does more."""
 
 
 def test_our_top_level_names_belong_to_this_distribution_alone():
@@ -64,7 +68,9 @@ def test_everything_the_product_imports_is_declared():
     project = PYPROJECT["project"]
     declared = {
         requirement.split(">")[0].split("=")[0].lower()
-        for requirement in project["dependencies"] + project["optional-dependencies"]["gguf"]
+        for requirement in itertools.chain(
+            project["dependencies"], *(project["optional-dependencies"][name] for name in EXTRAS)
+        )
     }
     imported = {name for package in PACKAGES for name in _imports_of(ROOT / package)}
     third_party = {

@@ -106,6 +106,15 @@ def test_a_closed_peer_is_an_error_after_what_it_sent(ends):
             stream.receive(block=block)
 
 
+def test_a_peer_that_left_before_it_read_everything_is_gone_like_any_other(ends):
+    one, other = ends
+    stream = RecordStream(other, 4, TIMEOUT_S)
+    stream.send(b"aaaa")
+    one.close()
+    with pytest.raises(ConnectionError, match="is gone"):
+        stream.receive(block=True)
+
+
 def test_sending_to_a_peer_that_does_not_read_ends_in_time(ends):
     stream = RecordStream(ends[0], 4, 0.05)
     with pytest.raises(BlockingIOError):
