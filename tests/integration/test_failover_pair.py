@@ -12,6 +12,7 @@ from kvferry.membership import Role
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.cutting_client import Cuts
 from tests.support.digest_cluster import digest_cluster, digest_config
+from tests.support.failover_load import Said, said
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -42,21 +43,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[bytes, ...]
-    reason: int
-    stop_string: str
-
-
 @dataclass(slots=True)
 class _Arena:
     cluster: InProcessCluster
     cuts: Cuts
 
-    def ask(self, cuts: Sequence[int] = (), **sampling: Any) -> tuple[list[_Sample], Any]:
+    def ask(self, cuts: Sequence[int] = (), **sampling: Any) -> tuple[list[Said], Any]:
         """What each sample said, and the figures of all."""
         self.cuts.after.extend(cuts)
         request = inference.GenerateRequest(
@@ -69,23 +61,7 @@ class _Arena:
         assert not self.cuts.after, "not every cut was made"
         assert responses[-1].HasField("finish")
         count = sampling.get("n", 1)
-        return [_sample(responses, index) for index in range(count)], responses[-1].finish.usage
-
-
-def _sample(responses: Sequence[Any], index: int) -> _Sample:
-    mine = [response for response in responses if response.index == index]
-    (finish,) = [response.finish for response in mine if response.HasField("finish")]
-    return _Sample(
-        tuple(i for response in mine for i in response.token_ids),
-        "".join(response.text for response in mine),
-        tuple(
-            entry.SerializeToString(deterministic=True)
-            for response in mine
-            for entry in response.logprobs
-        ),
-        finish.reason,
-        finish.stop_string,
-    )
+        return [said(responses, index) for index in range(count)], responses[-1].finish.usage
 
 
 HANDOFF, LOCAL = "handoff", "local"
@@ -110,7 +86,7 @@ def arena(request: pytest.FixtureRequest) -> Iterator[_Arena]:
 )
 def test_cut_at_any_token_nobody_can_tell(arena: _Arena, kind: str) -> None:
     whole, figures = arena.ask(**KINDS[kind])
-    total = sum(len(sample.ids) for sample in whole)
+    total = sum(len(sample.token_ids) for sample in whole)
     assert (figures.completion_tokens, figures.attempt) == (total, 1)
     for cut in range(total + 1):
         again, counted = arena.ask([cut], **KINDS[kind])
@@ -126,7 +102,7 @@ def test_cut_again_and_again(arena: _Arena, kind: str) -> None:
     again, counted = arena.ask([1, 2, 0, 0, 1, 0, 2], **KINDS[kind])
     assert again == whole
     assert counted.attempt == 8
-    assert counted.completion_tokens == sum(len(sample.ids) for sample in whole)
+    assert counted.completion_tokens == sum(len(sample.token_ids) for sample in whole)
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -106,12 +106,13 @@ def ask(address: str, question: int, request: Any) -> Outcome:
         except grpc.RpcError as error:
             return Outcome(question, None, 0, f"{error.code().name}: {error.details()}")
     usage = responses[-1].finish.usage
-    samples = tuple(_said(responses, index) for index in range(request.sampling.n or 1))
+    samples = tuple(said(responses, index) for index in range(request.sampling.n or 1))
     reply = Reply(samples, usage.prompt_tokens, usage.completion_tokens)
     return Outcome(question, reply, usage.attempt, "")
 
 
-def _said(responses: Sequence[Any], index: int) -> Said:
+def said(responses: Sequence[Any], index: int) -> Said:
+    """What these responses say of one sample, which has ended in them."""
     mine = [response for response in responses if response.index == index]
     (finish,) = [response.finish for response in mine if response.HasField("finish")]
     return Said(
