@@ -125,6 +125,9 @@ class FaultRunner(DigestRunner):
     def warm_up(self) -> None:
         """Nothing to load."""
 
+    def close(self) -> None:
+        """It has no threads."""
+
     def forward(self, batch, on_layers=None):
         self._on_layers = on_layers
         return super().forward(batch)
