@@ -40,6 +40,11 @@ CACHE_PRIORITY_MAX = 100
 
 CHAT_MESSAGES_MAX = 4096
 
+PROMPT_CHARACTERS_PER_TOKEN_MAX = 128
+"""Times the tokens of the context is the longest text that is tokenized at all. The longest tokens
+of today's vocabularies are runs of as many spaces. Some texts without a space take a second of CPU
+for each MiB."""
+
 API_KEYS_MAX = 1024
 """Every call is compared with all of them: some 0.2 ms for so many."""
 

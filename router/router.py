@@ -25,7 +25,6 @@ from router.fleet_capacity import fleet_capacity, uncached_tokens
 from router.grpc_worker_client import GrpcWorkerClient
 from router.model_card import read_model_card
 from router.policy import CostModel
-from router.request import ChatInput, TextInput
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
 from router.route_chooser import RouteChooser
@@ -36,6 +35,7 @@ from router.validation import (
     check_request_id,
     encode_prompt,
     fit_to_context,
+    prompt_characters,
 )
 from router.waiting_room import WaitingRoom
 from router.work import work_of
@@ -250,16 +250,10 @@ class Router:
             del self._in_flight[request_id]
 
     async def _encode(self, prompt: PromptInput) -> TokenIds:
-        match prompt:
-            case TextInput(text):
-                size = len(text)
-            case ChatInput(messages):
-                size = sum(len(message.content) for message in messages)
-            case _:
-                size = 0
-        if size <= _INLINE_ENCODE_CHARACTERS_MAX:
-            return encode_prompt(prompt, self.tokenizer)
-        return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer)
+        tokens_max = self._context_length()
+        if prompt_characters(prompt) <= _INLINE_ENCODE_CHARACTERS_MAX:
+            return encode_prompt(prompt, self.tokenizer, tokens_max)
+        return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer, tokens_max)
 
     def _context_length(self) -> int:
         """Bounded by the model and by what fits into a worker's KV memory."""

@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 
 from kvferry.errors import ConfigError, InvalidInput
+from kvferry.limits import PROMPT_CHARACTERS_PER_TOKEN_MAX
 from kvferry.model_files import read_json
 from router.chat_template import ChatTemplate
 from router.detokenizer import ByteLevelDetokenizer, WindowDetokenizer, token_bytes
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 """SentencePiece's name of a byte that is part of no known piece."""
+
+_GIL_CHARACTERS_MAX = 2048
+"""The library tokenizes a text of this length in less than a millisecond. Meanwhile no other thread
+runs, unless it is asked for a batch, which costs a hop to a thread of its own."""
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -55,23 +60,33 @@ class Tokenizer:
         """Whether conversations can be rendered."""
         return self.chat_template is not None
 
-    def encode(self, text: str) -> TokenIds:
-        """Ids of a text prompt, with the special tokens that the tokenizer itself adds."""
+    def encode(self, text: str, tokens_max: int | None = None) -> TokenIds:
+        """Ids of a text prompt, with the special tokens that the tokenizer itself adds.
+
+        Raises `InvalidInput` naming `text` as soon as there are more than `tokens_max`.
+        """
         if self._affixes is None:
+            _check_characters("text", text, tokens_max)
             return self._encode("text", text, add_special_tokens=True)
         before, after = self._affixes
-        return np.concatenate((before, *self._pieces("text", text), after))
+        return np.concatenate((before, *self._pieces("text", text, tokens_max), after))
 
-    def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool] = (),
+        tokens_max: int | None = None,
+    ) -> TokenIds:
         """Ids of a rendered conversation.
 
         The template writes all special tokens, so the tokenizer adds none. Raises
-        `InvalidInput` naming `chat` when the model has no template or this one refuses.
+        `InvalidInput` naming `chat` when the model has no template or this one refuses, and as
+        soon as there are more ids than `tokens_max`.
         """
         if self.chat_template is None:
             raise InvalidInput("chat", "this model has no chat template; send text or token_ids")
         text = self.chat_template.render(messages, tools)
-        return np.concatenate(tuple(self._pieces("chat", text)))
+        return np.concatenate(tuple(self._pieces("chat", text, tokens_max)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a whole sequence, without special tokens."""
@@ -93,21 +108,32 @@ class Tokenizer:
             return ByteLevelDetokenizer(self._shown_bytes)
         return WindowDetokenizer(self.decode)
 
-    def _pieces(self, field: str, text: str) -> Iterator[TokenIds]:
+    def _pieces(self, field: str, text: str, tokens_max: int | None) -> Iterator[TokenIds]:
         """Ids of the text's pieces; only those that were not met before are tokenized.
 
-        `field` is named by the `InvalidInput` raised for what is no text.
+        `field` is named by the `InvalidInput` raised for what is no text, or too long.
         """
+        _check_characters(field, text, tokens_max)
+        count = 0
         for piece in self._cuts.pieces(text):
             ids = self._known.get(piece)
             if ids is None:
                 ids = self._encode(field, piece, add_special_tokens=False)
                 self._known.put(piece, ids)
+            count += ids.size
+            if tokens_max is not None and count > tokens_max:
+                problem = f"has {count} tokens or more; the context of {tokens_max} holds no more"
+                raise InvalidInput(field, problem)
             yield ids
 
     def _encode(self, field: str, text: str, *, add_special_tokens: bool) -> TokenIds:
         try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            if len(text) <= _GIL_CHARACTERS_MAX:
+                encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            else:
+                (encoding,) = self._tokenizer.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
         except TypeError as error:
             # The library's word for a string that UTF-8 cannot express.
             raise InvalidInput(field, "has half a surrogate pair, which is no character") from error
@@ -120,6 +146,16 @@ class Tokenizer:
             is_special = token_id in self._special_ids
             shown = self._shown[token_id] = b"" if is_special else self.token_bytes(token_id)
         return shown
+
+
+def _check_characters(field: str, text: str, tokens_max: int | None) -> None:
+    """Refuse what is too long by far without looking at all of it. Raises `InvalidInput`."""
+    if tokens_max is None:
+        return
+    longest = tokens_max * PROMPT_CHARACTERS_PER_TOKEN_MAX
+    if len(text) > longest:
+        problem = f"has {len(text)} characters; at most {longest} for a context of {tokens_max}"
+        raise InvalidInput(field, problem)
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
     from router.model_card import ModelCard
-    from router.request import ClientRequest, PromptInput
+    from router.request import ChatMessage, ClientRequest, PromptInput
     from router.tokenizer import Tokenizer
 
 CHAT_ROLES = ("system", "user", "assistant", "tool")
@@ -58,15 +58,30 @@ def check_fields(request: ClientRequest, served_model: str, card: ModelCard) -> 
             _check_chat(request.input)
 
 
-def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer) -> TokenIds:
-    """Token ids of a prompt whose fields were checked. May take long: fit for another thread."""
+def prompt_characters(prompt: PromptInput) -> int:
+    """How much text `encode_prompt` has to look at."""
     match prompt:
         case TextInput(text):
-            return tokenizer.encode(text)
+            return len(text)
+        case TokenInput():
+            return 0
+        case ChatInput(messages, tools):
+            of_tools = sum(len(tool.description) + len(tool.parameters) for tool in tools)
+            return of_tools + sum(map(_message_characters, messages))
+
+
+def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer, tokens_max: int) -> TokenIds:
+    """Token ids of a prompt whose fields were checked. May take long: fit for another thread.
+
+    Raises `InvalidInput`, for one of more than `tokens_max` as soon as that is known.
+    """
+    match prompt:
+        case TextInput(text):
+            return tokenizer.encode(text, tokens_max)
         case TokenInput(token_ids):
             return token_ids
         case ChatInput(messages, tools):
-            return tokenizer.encode_chat(messages, tools)
+            return tokenizer.encode_chat(messages, tools, tokens_max)
 
 
 def cache_use_of(request: ClientRequest, weights: str) -> CacheUse:
@@ -108,6 +123,11 @@ def input_field(prompt: PromptInput) -> str:
             return "token_ids"
         case ChatInput():
             return "chat"
+
+
+def _message_characters(message: ChatMessage) -> int:
+    of_calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.name) + of_calls
 
 
 def _clamp_tokens(sampling: SamplingParams, room: int) -> SamplingParams:

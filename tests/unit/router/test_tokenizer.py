@@ -74,6 +74,43 @@ def test_a_conversation_that_goes_on_tokenizes_only_what_is_new(
     assert "".join(encoded) == f"<s>user: {turns[3].content}</s>"
 
 
+def test_a_text_with_too_many_tokens_is_not_tokenized_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), ChatTemplate(CHAT_TEMPLATE, {}))
+    encoded: list[str] = []
+    encode = tokenizer._encode
+
+    def counting(field: str, text: str, **options: bool) -> object:
+        encoded.append(text)
+        return encode(field, text, **options)
+
+    monkeypatch.setattr(tokenizer, "_encode", counting)
+    turns = tuple(ChatMessage("user", f"{number} " + "x" * 600) for number in range(9))
+    with pytest.raises(
+        InvalidInput, match=r"^chat: has 1\d{3} tokens or more; the context of 1000"
+    ):
+        tokenizer.encode_chat(turns, tokens_max=1000)
+    assert len("".join(encoded)) < 1500
+    assert tokenizer.encode("x" * 1000, tokens_max=1000).size == 1000
+
+
+def test_a_text_that_is_too_long_by_far_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokenizer in (with_bos(), Tokenizer(byte_tokenizer(), None)):
+        monkeypatch.setattr(tokenizer, "_encode", None)
+        with pytest.raises(InvalidInput, match=r"^text: has 1281 characters; at most 1280 for a"):
+            tokenizer.encode("x" * 1281, tokens_max=10)
+
+
+def test_a_long_word_has_the_ids_that_the_library_gives_it() -> None:
+    """It is tokenized in another way, during which other threads can run."""
+    text = "grüezi🚢" * 1000
+    tokenizer = Tokenizer(byte_tokenizer(), None)
+    assert tokenizer.encode(text).tolist() == byte_tokenizer().encode(text).ids
+    with pytest.raises(InvalidInput, match=r"^text: .*surrogate"):
+        tokenizer.encode(text + "\ud800")
+
+
 def test_padding_and_truncation_of_the_file_are_off(tmp_path: Path) -> None:
     write_model(tmp_path)
     tokenizer = byte_tokenizer()

@@ -18,6 +18,8 @@ from router.request import (
     PromptInput,
     TextInput,
     TokenInput,
+    Tool,
+    ToolCall,
 )
 from router.tokenizer import Tokenizer
 from router.validation import (
@@ -26,6 +28,7 @@ from router.validation import (
     check_request_id,
     encode_prompt,
     fit_to_context,
+    prompt_characters,
 )
 from tests.support.router_model import byte_tokenizer
 
@@ -145,4 +148,13 @@ def test_a_priority_beyond_its_bounds_is_named(priority: int) -> None:
 
 def test_token_ids_are_taken_as_they_are() -> None:
     given = ids(5, 6)
-    assert encode_prompt(given, Tokenizer(byte_tokenizer(), None)) is given.token_ids
+    assert encode_prompt(given, Tokenizer(byte_tokenizer(), None), 2) is given.token_ids
+
+
+def test_all_text_of_a_prompt_is_counted_before_it_is_tokenized() -> None:
+    calls = (ToolCall("id", "call", '{"a":1}'),)
+    messages = (ChatMessage("user", "four", name="me"), ChatMessage("assistant", "", calls))
+    tools = (Tool("f", "does it", '{"type":"object"}'),)
+    assert prompt_characters(TextInput("abc")) == 3
+    assert prompt_characters(ids(5, 6)) == 0
+    assert prompt_characters(ChatInput(messages, tools)) == 4 + 2 + 4 + 7 + 7 + 17
