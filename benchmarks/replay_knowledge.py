@@ -47,7 +47,6 @@ class RouterKnowledge:
     ) -> None:
         self.history = PlacementHistory(reads_sent=policy.reads_sent)
         self._policy = policy
-        self._always = [float("-inf")] * workers
         self._held = np.zeros((nodes, workers), dtype=np.int64)
         self._free_at = np.zeros(workers)
         self._requests = np.zeros(workers, dtype=np.int64)
@@ -68,7 +67,7 @@ class RouterKnowledge:
         hits = hits.clip(0, prompt.tokens - 1)
         sent = hits
         if self._policy.reads_sent:
-            sent = self.history.sent_tokens(range(hits.size), prompt, self._always)
+            sent = self.history.sent_tokens(range(hits.size), prompt)
         return PoolView(
             names=self._names,
             hit_tokens=hits,

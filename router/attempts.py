@@ -18,11 +18,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvferry.cache_key import Sharing
 from kvferry.errors import KvferryError, Overloaded, RequestCancelled, WorkerUnavailable
 from kvferry.generation import AttemptRequest, PrefillSource
 from kvferry.ids import Attempt, AttemptId, new_request_id
-from kvferry.kv_events import prompt_block_hashes
+from kvferry.kv_events import prompt_block_keys
 from kvferry.limits import RESUME_PATIENCE_S
 from router.answer_progress import AnswerProgress
 from router.policy import Demand
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncGenerator
 
+    from numpy.typing import NDArray
+
     from kvferry.clock import Clock
     from kvferry.generation import AttemptOutput, SampleProgress
     from kvferry.ids import TokenIds
-    from kvferry.kv_events import BlockHash
     from router.fleet import Fleet
     from router.policy import Route
     from router.request import ValidRequest
@@ -127,14 +130,14 @@ class AttemptRunner:
             await asyncio.sleep(_PAUSE_S)
             progress.full = frozenset()
 
-    def _hashes_of(self, request: ValidRequest, known: TokenIds) -> list[BlockHash]:
+    def _hashes_of(self, request: ValidRequest, known: TokenIds) -> NDArray[np.uint64]:
         """By which a worker is preferred that holds them; none where nothing held is used."""
         use = request.cache_use
         if use.sharing is not Sharing.SHARED:
-            return []
-        return prompt_block_hashes(known, self._block_tokens, use.extra_key)
+            return np.empty(0, dtype=np.uint64)
+        return prompt_block_keys(known, self._block_tokens, use.extra_key)
 
-    def _route(self, hashes: list[BlockHash], demand: Demand, progress: AnswerProgress) -> Route:
+    def _route(self, hashes: NDArray[np.uint64], demand: Demand, progress: AnswerProgress) -> Route:
         view = self._fleet.view(hashes)
         try:
             route = self._chooser.choose(view, demand, hashes, progress.avoid, self._rng)

@@ -14,23 +14,27 @@ from typing import TYPE_CHECKING
 from kvferry.errors import KvferryError, UnknownWorker, WorkerUnavailable
 from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 from kvferry.membership import Membership, Role
+from router.fleet_capacity import fleet_capacity
 from router.grpc_worker_client import GrpcWorkerClient
 from router.load import LoadBook
-from router.policy import ClusterView, WorkerView
+from router.policy import NO_WORKERS, ClusterView, Roster, WorkersView
 from router.prefix_index import PrefixIndex
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from kvferry.audit_report import AuditReport
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
-    from kvferry.kv_events import BlockHash
     from kvferry.membership import WorkerInfo
+    from router.fleet_capacity import FleetCapacity
     from router.load import DispatchTicket
     from router.policy import Route
-    from router.prefix_index import IndexedWorker, IndexReport, PrefixHits
+    from router.prefix_index import IndexedWorker, IndexReport
     from router.worker_client import WorkerClient, WorkerStatus
 
 _log = logging.getLogger(__name__)
@@ -61,6 +65,25 @@ class _Member:
     monitor: WorkerMonitor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Usable:
+    """The workers of one pool that may be chosen, and where their columns are."""
+
+    roster: Roster
+    load_rows: NDArray[np.intp]
+    index_numbers: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pools:
+    """Who may be chosen, until a worker comes, goes, or falls silent."""
+
+    prefill: _Usable
+    decode: _Usable
+    are_late: bool
+    """No worker that decodes answered last time; `decode` are those that may yet."""
+
+
 class Fleet:
     """The live workers."""
 
@@ -83,6 +106,10 @@ class Fleet:
         self._prefill_index = PrefixIndex()
         self._decode_index = PrefixIndex()
         self._version = 0
+        self._pools_now: _Pools | None = None
+        """None: have to be found anew."""
+        self._capacity: tuple[int, FleetCapacity] | None = None
+        """With the changes of loads when it was found."""
 
     @property
     def membership_version(self) -> int:
@@ -116,7 +143,6 @@ class Fleet:
         joined = [info for info in membership.workers if info.worker_id not in self._members]
         for info in joined:
             self._join(info, departed.get(info.worker_id))
-        self.readiness_changed.set()
         await asyncio.gather(
             self.recheck([info.worker_id for info in joined]),
             *self._closing(departed.values()),
@@ -139,17 +165,24 @@ class Fleet:
             except TimeoutError:
                 _log.warning("a status call outlived its deadline")
 
-    def view(self, prompt: Sequence[BlockHash]) -> ClusterView:
-        """The workers to choose from, and what they hold of `prompt`."""
-        members = self._open_members()
-        prefill = [m for m in members if m.info.role is Role.PREFILL and m.monitor.is_reachable]
-        decode = _usable([m for m in members if m.info.role is not Role.PREFILL])
-        prefill_hits = self._prefill_index.hits(prompt)
-        decode_hits = self._decode_index.hits(prompt)
+    def view(self, prompt: NDArray[np.uint64]) -> ClusterView:
+        """The workers to choose from, and what they hold of `prompt`: the hashes of its blocks."""
+        pools = self._pools()
         return ClusterView(
-            prefill=self._views_of(prefill, prefill_hits),
-            decode=self._views_of(decode, decode_hits),
+            prefill=self._view_of(pools.prefill, self._prefill_index, prompt),
+            decode=self._view_of(pools.decode, self._decode_index, prompt),
         )
+
+    def capacity(self, running_max: int) -> FleetCapacity:
+        """What the workers can take in, each `running_max` sequences at a time. Costs something
+        only where a load changed since."""
+        pools, changes = self._pools(), self._loads.changes
+        if self._capacity is None or self._capacity[0] != changes:
+            decode = self._loads.loads(pools.decode.load_rows)
+            prefill = self._loads.loads(pools.prefill.load_rows)
+            capacity = fleet_capacity(prefill, decode, running_max, self.kv_slots_max())
+            self._capacity = changes, capacity
+        return self._capacity[1]
 
     def dispatch(self, route: Route, kv_tokens: int, sequences: int) -> DispatchTicket:
         """Count an attempt at its workers, at once."""
@@ -170,19 +203,21 @@ class Fleet:
         """An attempt is over."""
         self._loads.end(ticket)
 
+    def tokens_in_flight(self, worker_id: WorkerId) -> int:
+        """Of the attempts of this router that the worker decodes, or whose prompt it computes."""
+        return self._loads.active_tokens(worker_id)
+
     def client(self, worker_id: WorkerId) -> WorkerClient:
         """The connection to a worker of the last `view`."""
         return self._members[worker_id].client
 
     def kv_slots_max(self) -> int | None:
         """Slots of the largest worker that decodes and can be reached; None if unknown."""
-        totals = [
-            self._loads.slots_total(member.info.worker_id)
-            for member in self._open_members()
-            if member.monitor.is_reachable and member.info.role is not Role.PREFILL
-        ]
-        known = [total for total in totals if total]
-        return max(known, default=None)
+        pools = self._pools()
+        if pools.are_late:
+            return None
+        totals = self._loads.loads(pools.decode.load_rows).slots_total
+        return int(totals.max(initial=0)) or None
 
     async def audit(self, worker_id: WorkerId | None) -> dict[WorkerId, AuditReport | KvferryError]:
         """Have one worker, or all (None), run every ledger check; an error where one could not.
@@ -219,7 +254,7 @@ class Fleet:
             index=self._index_of(info.role),
             clock=self._clock,
             interval_s=self._status_interval_s,
-            on_reachable=self.readiness_changed.set,
+            on_change=self._workers_changed,
         )
         if former is not None and is_known:
             monitor.take_over(former.monitor)
@@ -227,6 +262,7 @@ class Fleet:
             self._loads.add(info.worker_id)
         self._members[info.worker_id] = _Member(info, client, monitor)
         monitor.start()
+        self._workers_changed()
 
     def _leave(self, member: _Member, successor: WorkerInfo | None) -> _Member:
         """Forget a worker; a process that stays keeps its connection and streams."""
@@ -237,6 +273,7 @@ class Fleet:
             self._loads.remove(worker_id)
             member.client.abort_streams(WorkerUnavailable(f"worker {worker_id} left the cluster"))
             _log.info("worker left", extra={"worker_id": worker_id})
+        self._workers_changed()
         return member
 
     def _closing(self, departed: Iterable[_Member]) -> list[Coroutine[None, None, None]]:
@@ -252,17 +289,41 @@ class Fleet:
     def _index_of(self, role: Role) -> PrefixIndex:
         return self._prefill_index if role is Role.PREFILL else self._decode_index
 
-    def _views_of(self, members: Iterable[_Member], hits: PrefixHits) -> tuple[WorkerView, ...]:
-        blocks_of, estimate = hits.blocks.get, self._loads.estimate
-        infos = [member.info for member in members]
-        return tuple(
-            WorkerView(
-                info,
-                blocks_of(info.worker_id, 0) * self._block_tokens,
-                estimate(info.worker_id),
+    def _workers_changed(self) -> None:
+        """Others may be chosen from now on."""
+        self._pools_now = None
+        self._capacity = None
+        self.readiness_changed.set()
+
+    def _pools(self) -> _Pools:
+        if self._pools_now is None:
+            members = self._open_members()
+            prefill = [m for m in members if m.info.role is Role.PREFILL and m.monitor.is_reachable]
+            decode = [m for m in members if m.info.role is not Role.PREFILL]
+            reachable = [member for member in decode if member.monitor.is_reachable]
+            # If nobody answered last time, those that are only late: one late answer of the only
+            # worker must not refuse every request meanwhile.
+            usable = reachable or [member for member in decode if member.monitor.is_late]
+            self._pools_now = _Pools(
+                prefill=self._usable(prefill, self._prefill_index),
+                decode=self._usable(usable, self._decode_index),
+                are_late=not reachable,
             )
-            for info in infos
-        )
+        return self._pools_now
+
+    def _usable(self, members: list[_Member], index: PrefixIndex) -> _Usable:
+        infos = [member.info for member in members]
+        names = [info.worker_id for info in infos]
+        return _Usable(Roster.of(infos), self._loads.rows_of(names), index.numbers_of(names))
+
+    def _view_of(
+        self, usable: _Usable, index: PrefixIndex, prompt: NDArray[np.uint64]
+    ) -> WorkersView:
+        if not len(usable.roster):
+            return NO_WORKERS
+        blocks = index.hits(prompt)[usable.index_numbers]
+        loads = self._loads.loads(usable.load_rows)
+        return WorkersView(usable.roster, blocks * self._block_tokens, loads)
 
     def _summary_of(self, member: _Member) -> WorkerSummary:
         monitor, now = member.monitor, self._clock.now()
@@ -274,13 +335,6 @@ class Fleet:
             index=self._index_of(member.info.role).worker(member.info.worker_id),
             events_age_s=None if heard_at is None else now - heard_at,
         )
-
-
-def _usable(members: list[_Member]) -> list[_Member]:
-    """Those that answered last time. If nobody did, those that are only late: one late answer of
-    the only worker must not refuse every request meanwhile."""
-    reachable = [member for member in members if member.monitor.is_reachable]
-    return reachable or [member for member in members if member.monitor.is_late]
 
 
 async def _audit(client: WorkerClient) -> AuditReport | KvferryError:

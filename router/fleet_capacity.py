@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from router.load import Loads
+    from router.policy import ClusterView
 
-    from router.policy import ClusterView, WorkerView
 
-
-@dataclass(frozen=True, slots=True)
-class PrefillLane:
+class PrefillLane(NamedTuple):
     """One worker that computes prompts."""
 
     backlog_tokens: int
@@ -21,9 +20,10 @@ class PrefillLane:
     """0: not measured yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetCapacity:
-    """What the workers can have in hand at one moment."""
+    """What the workers can have in hand at one moment. Without slots, because a request asks for
+    the same sums several times."""
 
     places: int
     """Sequences decoded together, over all workers. 0: nobody decodes."""
@@ -31,17 +31,17 @@ class FleetCapacity:
     """Slots of all workers that decode; None if unknown."""
     lanes: tuple[PrefillLane, ...]
 
-    @property
+    @cached_property
     def backlog_tokens(self) -> int:
         """Of all lanes."""
         return sum(lane.backlog_tokens for lane in self.lanes)
 
-    @property
+    @cached_property
     def least_backlog_tokens(self) -> int:
         """Of the lane that has least to do."""
         return min((lane.backlog_tokens for lane in self.lanes), default=0)
 
-    @property
+    @cached_property
     def lane_tokens_per_s(self) -> float | None:
         """Mean of the lanes that were measured; None if none was."""
         rates = [lane.tokens_per_s for lane in self.lanes if lane.tokens_per_s > 0.0]
@@ -49,27 +49,22 @@ class FleetCapacity:
 
 
 def fleet_capacity(
-    view: ClusterView, running_max: int, kv_slots_per_worker: int | None
+    prefill: Loads, decode: Loads, running_max: int, kv_slots_per_worker: int | None
 ) -> FleetCapacity:
-    """`running_max`: sequences that one worker decodes together."""
-    decoders = len(view.decode)
+    """Of the workers that compute prompts for others, and of those that decode; `running_max`
+    sequences are what one of these decodes together."""
+    decoders = decode.sequences.size
+    computing = prefill if prefill.sequences.size else decode
+    backlog, rates = computing.prefill_tokens.tolist(), computing.prefill_tokens_per_s.tolist()
     slots = kv_slots_per_worker
     return FleetCapacity(
         places=decoders * running_max,
         kv_tokens=None if slots is None else decoders * slots,
-        lanes=tuple(map(_lane, _computing(view))),
+        lanes=tuple(map(PrefillLane, backlog, rates)),
     )
 
 
 def uncached_tokens(view: ClusterView, prompt_tokens: int) -> int:
     """What has to be computed of a prompt, at the worker that holds most of it."""
-    most = max((worker.hit_tokens for worker in _computing(view)), default=0)
-    return max(1, prompt_tokens - most)
-
-
-def _computing(view: ClusterView) -> Sequence[WorkerView]:
-    return view.prefill or view.decode
-
-
-def _lane(worker: WorkerView) -> PrefillLane:
-    return PrefillLane(worker.load.prefill_tokens, worker.load.prefill_tokens_per_s)
+    computing = view.prefill if len(view.prefill) else view.decode
+    return max(1, prompt_tokens - int(computing.hit_tokens.max(initial=0)))

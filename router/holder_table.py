@@ -61,6 +61,11 @@ class HolderTable:
         """Blocks that somebody holds."""
         return sum(each.held for each in self._segments)
 
+    @property
+    def holders_max(self) -> int:
+        """More than any holder's number that there is room for; a multiple of 8."""
+        return self._words * _WORD_BITS
+
     def reserve(self, holder: int) -> None:
         """Make room for the bit of this holder."""
         while self._words * _WORD_BITS <= holder:
@@ -68,7 +73,7 @@ class HolderTable:
             for segment in self._segments:
                 segment.columns.append(_zeros(len(segment.hashes)))
 
-    def holders(self, block: BlockHash) -> int:
+    def holders(self, block: int) -> int:
         """The holders of a block as bits."""
         hash_ = block or _STAND_IN
         segment = self._segments[hash_ >> _SEGMENT_SHIFT]

@@ -3,6 +3,9 @@
 A report is as old as the last status call. Work that was sent after that call began is added at
 once, and work that is known to have ended since is taken off, so that a burst of requests
 spreads over the workers although none of them has reported yet.
+
+Every request looks at every worker, and changes two of them. So the loads are kept as columns with
+one row per worker, which a look copies as a whole; a change counts itself and writes one row.
 """
 
 from __future__ import annotations
@@ -10,48 +13,157 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvferry.accounts import WorkerLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
     from kvferry.accounts import KvAccounts
     from kvferry.ids import WorkerId
 
+SLOTS_UNKNOWN = 2**62
+"""Free slots of a worker that has not reported yet: more than any request needs."""
 
-@dataclass(frozen=True, slots=True)
-class LoadEstimate:
-    """One worker's load as far as this router can know it now."""
+_COUNTS = 6
+_RATES = 2
+_ROWS_MIN = 64
 
-    prefill_tokens: int = 0
-    """Prompt tokens to be computed before a new prompt."""
-    sequences: int = 0
-    """Requests being decoded or waiting for it."""
-    requests: int = 0
-    """Those, and the prompts of this router that it computes for others."""
-    active_tokens: int = 0
-    """Of the prompts and answers that this router has in flight there."""
-    prefill_tokens_per_s: float = 0.0
-    """0: not measured yet."""
-    link_bytes_per_s: float = 0.0
-    """0: not measured yet."""
-    kv_slots_available: int | None = None
-    """Free and evictable slots; None before the first report."""
-    kv_slots_total: int | None = None
-    """None before the first report."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loads:
+    """Of some workers, as far as this router can know it now; a column each, in the same order."""
+
+    counts: NDArray[np.int64]
+    """[6, workers]: the first six below."""
+    rates: NDArray[np.float64]
+    """[2, workers]: the last two."""
+
+    @property
+    def prefill_tokens(self) -> NDArray[np.int64]:
+        """Prompt tokens to be computed before a new prompt."""
+        return self._counted(0)
+
+    @property
+    def sequences(self) -> NDArray[np.int64]:
+        """Requests being decoded or waiting for it."""
+        return self._counted(1)
+
+    @property
+    def requests(self) -> NDArray[np.int64]:
+        """Those, and the prompts of this router that it computes for others."""
+        return self._counted(2)
+
+    @property
+    def active_tokens(self) -> NDArray[np.int64]:
+        """Of the prompts and answers that this router has in flight there."""
+        return self._counted(3)
+
+    @property
+    def slots_available(self) -> NDArray[np.int64]:
+        """Free and evictable slots; `SLOTS_UNKNOWN` before the first report."""
+        return self._counted(4)
+
+    @property
+    def slots_total(self) -> NDArray[np.int64]:
+        """0 before the first report."""
+        return self._counted(5)
+
+    @property
+    def prefill_tokens_per_s(self) -> NDArray[np.float64]:
+        """0: not measured yet."""
+        return self._measured(0)
+
+    @property
+    def link_bytes_per_s(self) -> NDArray[np.float64]:
+        """0: not measured yet."""
+        return self._measured(1)
+
+    def _counted(self, row: int) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self.counts[row]
+        return column
+
+    def _measured(self, row: int) -> NDArray[np.float64]:
+        column: NDArray[np.float64] = self.rates[row]
+        return column
+
+    def take(self, positions: NDArray[np.intp]) -> Loads:
+        """Of the workers at these positions, a copy."""
+        return Loads(self.counts.take(positions, axis=1), self.rates.take(positions, axis=1))
+
+    def and_those(self, others: Loads) -> Loads:
+        """Of these workers, then the others."""
+        return Loads(
+            np.concatenate((self.counts, others.counts), axis=1),
+            np.concatenate((self.rates, others.rates), axis=1),
+        )
+
+
+NO_LOADS = Loads(np.empty((_COUNTS, 0), dtype=np.int64), np.empty((_RATES, 0), dtype=np.float64))
+"""Of no worker."""
 
 
 @dataclass(slots=True, eq=False)
 class _WorkerEntry:
+    row: int
+    is_member: bool = True
+    """False: it left, and its row may be another worker's."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     asked_at: float = float("-inf")
-    slots_available: int | None = None
-    slots_total: int | None = None
+    slots_available: int = SLOTS_UNKNOWN
+    slots_total: int = 0
     tickets: set[DispatchTicket] = field(default_factory=set)
     prefilled_since: int = 0
     """Reported prompt tokens that are known to be computed by now."""
     ended_since: int = 0
     """Reported sequences that are known to have ended by now."""
-    estimate: LoadEstimate | None = None
-    """None: something changed since it was made. Every request asks for that of every worker."""
+    # Sums over tickets: of those that the report cannot know yet, but for `active_tokens`.
+    new_prefill_tokens: int = 0
+    new_sequences: int = 0
+    new_kv_tokens: int = 0
+    new_for_others: int = 0
+    """Prompts computed for other workers."""
+    active_tokens: int = 0
+
+    def count(self, ticket: DispatchTicket, times: int) -> None:
+        """Add a ticket to the sums, or take it off: `times` is 1 or -1."""
+        decodes = ticket.decode is self
+        if decodes or ticket.prefill_tokens:
+            self.active_tokens += times * ticket.kv_tokens
+        if ticket.dispatched_at <= self.asked_at:
+            return
+        if ticket.prefill is self:
+            self.new_prefill_tokens += times * ticket.prefill_tokens
+        if decodes:
+            self.new_sequences += times * ticket.sequences
+            self.new_kv_tokens += times * ticket.kv_tokens
+        elif ticket.prefill_tokens:
+            self.new_for_others += times
+
+    def count_anew(self) -> None:
+        """After a report: fewer tickets are beyond it."""
+        self.new_prefill_tokens = self.new_sequences = self.new_kv_tokens = 0
+        self.new_for_others = self.active_tokens = 0
+        for ticket in self.tickets:
+            self.count(ticket, 1)
+
+    def counts(self) -> tuple[int, ...]:
+        """The column of `Loads.counts`."""
+        reported = self.load
+        sequences = max(0, reported.running + reported.waiting - self.ended_since)
+        sequences += self.new_sequences
+        prefill = max(0, reported.waiting_tokens - self.prefilled_since) + self.new_prefill_tokens
+        return (
+            prefill,
+            sequences,
+            sequences + self.new_for_others,
+            self.active_tokens,
+            max(0, self.slots_available - self.new_kv_tokens),
+            self.slots_total,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -67,20 +179,41 @@ class DispatchTicket:
     sequences: int
     """Samples to be decoded."""
 
+    @property
+    def workers(self) -> tuple[_WorkerEntry, ...]:
+        """Each once."""
+        return (self.decode,) if self.prefill is self.decode else (self.prefill, self.decode)
+
 
 class LoadBook:
     """The load of every worker."""
 
     def __init__(self) -> None:
+        self.changes = 0
+        """Rises whenever anything here changed."""
         self._workers: dict[WorkerId, _WorkerEntry] = {}
+        self._counts = np.zeros((_COUNTS, _ROWS_MIN), dtype=np.int64)
+        self._rates = np.zeros((_RATES, _ROWS_MIN), dtype=np.float64)
+        self._free_rows: list[int] = list(range(_ROWS_MIN))
 
     def add(self, worker_id: WorkerId) -> None:
         """A worker joined, or came back as a new process: nothing is known of it."""
-        self._workers[worker_id] = _WorkerEntry()
+        self.remove(worker_id)
+        if not self._free_rows:
+            rows = self._counts.shape[1]
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)), axis=1)
+            self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)), axis=1)
+            self._free_rows.extend(range(rows, 2 * rows))
+        entry = self._workers[worker_id] = _WorkerEntry(self._free_rows.pop())
+        self._write(entry)
 
     def remove(self, worker_id: WorkerId) -> None:
         """A worker left. Tickets that name it stay valid and count nowhere."""
-        self._workers.pop(worker_id, None)
+        entry = self._workers.pop(worker_id, None)
+        if entry is not None:
+            entry.is_member = False
+            self._free_rows.append(entry.row)
+            self.changes += 1
 
     def report(
         self, worker_id: WorkerId, asked_at: float, load: WorkerLoad, accounts: KvAccounts
@@ -95,7 +228,8 @@ class LoadBook:
         entry.slots_total = accounts.total
         entry.prefilled_since = 0
         entry.ended_since = 0
-        entry.estimate = None
+        entry.count_anew()
+        self._write(entry)
 
     def dispatch(
         self,
@@ -116,19 +250,24 @@ class LoadBook:
             kv_tokens=kv_tokens,
             sequences=sequences,
         )
-        ticket.prefill.tickets.add(ticket)
-        ticket.decode.tickets.add(ticket)
-        ticket.prefill.estimate = ticket.decode.estimate = None
+        for entry in ticket.workers:
+            entry.tickets.add(ticket)
+            entry.count(ticket, 1)
+            self._write(entry)
         return ticket
 
     def prefilled(self, ticket: DispatchTicket) -> None:
         """The first token arrived, so the prompt is computed. May be told again."""
         if not ticket.prefill_tokens:
             return
+        for entry in ticket.workers:
+            entry.count(ticket, -1)
         if ticket.dispatched_at <= ticket.prefill.asked_at:
             ticket.prefill.prefilled_since += ticket.prefill_tokens
         ticket.prefill_tokens = 0
-        ticket.prefill.estimate = None
+        for entry in ticket.workers:
+            entry.count(ticket, 1)
+            self._write(entry)
 
     def end(self, ticket: DispatchTicket) -> None:
         """The attempt is over, however it ended."""
@@ -136,44 +275,27 @@ class LoadBook:
         self.prefilled(ticket)
         if ticket.dispatched_at <= ticket.decode.asked_at:
             ticket.decode.ended_since += ticket.sequences
-        ticket.prefill.tickets.discard(ticket)
-        ticket.decode.tickets.discard(ticket)
-        ticket.prefill.estimate = ticket.decode.estimate = None
+        for entry in ticket.workers:
+            entry.count(ticket, -1)
+            entry.tickets.discard(ticket)
+            self._write(entry)
 
-    def slots_total(self, worker_id: WorkerId) -> int | None:
-        """KV slots of the worker; None before its first report."""
+    def active_tokens(self, worker_id: WorkerId) -> int:
+        """Of the prompts and answers that this router has in flight there; 0 for a stranger."""
         entry = self._workers.get(worker_id)
-        return None if entry is None else entry.slots_total
+        return 0 if entry is None else entry.active_tokens
 
-    def estimate(self, worker_id: WorkerId) -> LoadEstimate:
-        """The load now."""
-        entry = self._workers[worker_id]
-        if entry.estimate is None:
-            entry.estimate = _estimate(entry)
-        return entry.estimate
+    def rows_of(self, worker_ids: Iterable[WorkerId]) -> NDArray[np.intp]:
+        """Where these workers are; until one of them is added again or removed."""
+        return np.array([self._workers[name].row for name in worker_ids], dtype=np.intp)
 
+    def loads(self, rows: NDArray[np.intp]) -> Loads:
+        """The loads at these rows now; a copy."""
+        return Loads(self._counts.take(rows, axis=1), self._rates.take(rows, axis=1))
 
-def _estimate(entry: _WorkerEntry) -> LoadEstimate:
-    reported = entry.load
-    fresh = [ticket for ticket in entry.tickets if ticket.dispatched_at > entry.asked_at]
-    prefill = sum(ticket.prefill_tokens for ticket in fresh if ticket.prefill is entry)
-    decoding = [ticket for ticket in fresh if ticket.decode is entry]
-    slots = entry.slots_available
-    if slots is not None:
-        slots = max(0, slots - sum(ticket.kv_tokens for ticket in decoding))
-    sequences = max(0, reported.running + reported.waiting - entry.ended_since)
-    sequences += sum(ticket.sequences for ticket in decoding)
-    computed_for_others = [
-        ticket for ticket in fresh if ticket.decode is not entry and ticket.prefill_tokens
-    ]
-    active = (t for t in entry.tickets if t.decode is entry or t.prefill_tokens)
-    return LoadEstimate(
-        prefill_tokens=max(0, reported.waiting_tokens - entry.prefilled_since) + prefill,
-        sequences=sequences,
-        requests=sequences + len(computed_for_others),
-        active_tokens=sum(ticket.kv_tokens for ticket in active),
-        prefill_tokens_per_s=reported.prefill_tokens_per_s,
-        link_bytes_per_s=reported.link_bytes_per_s,
-        kv_slots_available=slots,
-        kv_slots_total=entry.slots_total,
-    )
+    def _write(self, entry: _WorkerEntry) -> None:
+        if not entry.is_member:
+            return
+        self.changes += 1
+        self._counts[:, entry.row] = entry.counts()
+        self._rates[:, entry.row] = entry.load.prefill_tokens_per_s, entry.load.link_bytes_per_s

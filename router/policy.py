@@ -25,17 +25,19 @@ import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
+from router.load import NO_LOADS
+from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
     from kvferry.ids import WorkerId
     from kvferry.membership import WorkerInfo
-    from router.load import LoadEstimate
+    from router.load import Loads
     from router.policies.catalogue import Policy
     from router.policies.history import PlacementHistory
     from router.policies.pool import Prompt
@@ -43,29 +45,94 @@ if TYPE_CHECKING:
 _TIE_MS = 1e-6
 """Costs closer than this are equal: it absorbs rounding, nothing more."""
 
-_PENDING_S = 10.0
-"""A prompt sent no longer ago than this to a worker that has prompts to compute may be one of
-them."""
-
 _EVENT_DELAY_S = 1.0
 """Of what a worker with nothing left to compute was sent before, events have told by now."""
 
+_PENDING_S_BY_LOAD = np.array((_EVENT_DELAY_S, PENDING_S))
+"""Without and with prompt tokens to compute."""
 
-class WorkerView(NamedTuple):
-    """One usable worker as the policy sees it. A tuple, because a request makes one per worker."""
 
-    info: WorkerInfo
-    hit_tokens: int
-    """Leading prompt tokens in its radix cache; at least one token is always computed."""
-    load: LoadEstimate
+@lru_cache(maxsize=4096)
+def name_hash(worker_id: WorkerId) -> int:
+    """64 bits, the same in every router."""
+    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roster:
+    """Some workers, in an order; what stays the same from request to request."""
+
+    infos: tuple[WorkerInfo, ...]
+    names: NDArray[np.uint64]
+    """[workers]: `name_hash` of each."""
+    computes: NDArray[np.bool_]
+    """[workers]: whether it computes the prompts that it decodes: its role is `BOTH`."""
+
+    @staticmethod
+    def of(infos: Iterable[WorkerInfo]) -> Roster:
+        """These workers in this order."""
+        those = tuple(infos)
+        return Roster(
+            infos=those,
+            names=np.array([name_hash(info.worker_id) for info in those], dtype=np.uint64),
+            computes=np.array([info.role is Role.BOTH for info in those], dtype=np.bool_),
+        )
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.infos)
+
+    def take(self, positions: NDArray[np.intp]) -> Roster:
+        """Those at these positions."""
+        infos = tuple(self.infos[position] for position in positions.tolist())
+        return Roster(infos, self.names[positions], self.computes[positions])
+
+    def and_those(self, others: Roster) -> Roster:
+        """These workers, then the others."""
+        return Roster(
+            self.infos + others.infos,
+            np.concatenate((self.names, others.names)),
+            np.concatenate((self.computes, others.computes)),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkersView:
+    """Usable workers as the policy sees them, at one moment, for one prompt."""
+
+    roster: Roster
+    hit_tokens: NDArray[np.int64]
+    """[workers]: leading prompt tokens in its radix cache; at least one is always computed."""
+    loads: Loads
+    """In the order of the roster."""
+
+    def __len__(self) -> int:
+        """How many workers there are."""
+        return len(self.roster)
+
+    def take(self, positions: NDArray[np.intp]) -> WorkersView:
+        """Those at these positions."""
+        loads = self.loads.take(positions)
+        return WorkersView(self.roster.take(positions), self.hit_tokens[positions], loads)
+
+    def and_those(self, others: WorkersView) -> WorkersView:
+        """These workers, then the others."""
+        return WorkersView(
+            self.roster.and_those(others.roster),
+            np.concatenate((self.hit_tokens, others.hit_tokens)),
+            self.loads.and_those(others.loads),
+        )
+
+
+NO_WORKERS = WorkersView(Roster.of(()), np.empty(0, dtype=np.int64), NO_LOADS)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The usable workers at one moment, for one prompt."""
 
-    prefill: tuple[WorkerView, ...]
-    decode: tuple[WorkerView, ...]
+    prefill: WorkersView
+    decode: WorkersView
     """Of role `DECODE` or `BOTH`."""
 
 
@@ -129,6 +196,19 @@ class Placement:
     now: float
 
 
+class _Sides(NamedTuple):
+    """Who may compute the prompt, and who may decode what another one computes."""
+
+    computing: WorkersView
+    """Prefill workers, then decode workers that compute for themselves."""
+    prefillers: int
+    """How many prefill workers these are."""
+    local: WorkersView | None
+    """Those decode workers; None for none."""
+    partners: WorkersView | None
+    """Decode workers whose prompts a prefill worker computes; None for none."""
+
+
 def choose_route(
     view: ClusterView,
     demand: Demand,
@@ -143,115 +223,107 @@ def choose_route(
     nobody can decode.
     """
     decoders = _without(view.decode, avoid)
-    if not decoders:
+    if not len(decoders):
         raise WorkerUnavailable("no decode worker is reachable")
-    prefillers = _without(view.prefill, avoid)
-    local: list[WorkerView] = []
-    partners: list[WorkerView] = []
-    for worker in decoders:
-        is_alone = not prefillers or _prefills_itself(worker, demand, model)
-        (local if is_alone else partners).append(worker)
-    candidates = [*(prefillers if partners else ()), *local]
-    # What comes after the prompt is computed: shape [partners] and [candidates].
-    ending = [_handoff_ms(one, demand, model) + _decode_ms(one, demand, model) for one in partners]
-    after = [min(ending)] * (len(candidates) - len(local)) if partners else []
-    after += [_decode_ms(worker, demand, model) for worker in local]
-    costs = _costs(candidates, model, placement)
-    if placement.policy.is_time:
-        costs += after
-    position = _draw_cheapest(costs, rng)
-    computing = candidates[position]
-    is_local = position >= len(candidates) - len(local)
-    decoder = computing if is_local else partners[_draw_cheapest(np.array(ending), rng)]
+    sides = _sides_of(_without(view.prefill, avoid), decoders, demand, model)
+    computing, partners = sides.computing, sides.partners
+    # What comes after the prompt is computed: shape [partners] and [computing].
+    after = np.empty(len(computing), dtype=np.float64)
+    if sides.local is not None:
+        after[sides.prefillers :] = _decode_ms(sides.local, demand, model)
+    ending = after[:0]
+    if partners is not None:
+        ending = _handoff_ms(partners, demand, model) + _decode_ms(partners, demand, model)
+        after[: sides.prefillers] = ending.min()
+    costs = placement.policy.costs(_pool_of(computing, model, placement), placement.prompt)
+    position = _draw_cheapest(costs + after if placement.policy.is_time else costs, rng)
+    source = decoder = computing.roster.infos[position]
+    is_local = partners is None or position >= sides.prefillers
+    if partners is not None and not is_local:
+        decoder = partners.roster.infos[_draw_cheapest(ending, rng)]
+    uncached = max(1, demand.prompt_tokens - int(computing.hit_tokens[position]))
     return Route(
-        decode=decoder.info,
-        prefill=None if is_local else computing.info,
-        prefill_tokens=_uncached(computing, demand),
-        cost_ms=_prefill_ms(computing, demand, model) + after[position],
+        decode=decoder,
+        prefill=None if is_local else source,
+        prefill_tokens=uncached,
+        cost_ms=_prefill_ms(computing.loads, position, uncached, model) + float(after[position]),
     )
 
 
-def _costs(
-    workers: Sequence[WorkerView], model: CostModel, placement: Placement
-) -> NDArray[np.float64]:
-    """Of having each worker compute the prompt, as the policy has it; shape [workers]."""
-    pool = _pool_of(workers, model, placement)
-    return placement.policy.costs(pool, placement.prompt)
+def _sides_of(
+    prefillers: WorkersView, decoders: WorkersView, demand: Demand, model: CostModel
+) -> _Sides:
+    if not len(prefillers):
+        return _Sides(decoders, 0, decoders, None)
+    uncached = np.maximum(demand.prompt_tokens - decoders.hit_tokens, 1)
+    is_alone = decoders.roster.computes | (uncached <= model.local_prefill_tokens_max)
+    alone = is_alone.nonzero()[0]
+    if not alone.size:
+        return _Sides(prefillers, len(prefillers), None, decoders)
+    if alone.size == len(decoders):
+        return _Sides(decoders, 0, decoders, None)
+    partners = decoders.take((~is_alone).nonzero()[0])
+    local = decoders.take(alone)
+    return _Sides(prefillers.and_those(local), len(prefillers), local, partners)
 
 
-def _pool_of(workers: Sequence[WorkerView], model: CostModel, placement: Placement) -> PoolView:
-    loads = [worker.load for worker in workers]
-    names = [name_hash(worker.info.worker_id) for worker in workers]
-    rates = [load.prefill_tokens_per_s or model.prefill_tokens_per_s for load in loads]
-    tokens_per_ms = np.array(rates) / 1000.0
-    queued = np.array([load.prefill_tokens for load in loads])
-    prompt, history, now = placement.prompt, placement.history, placement.now
+def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> PoolView:
+    loads, names = workers.loads, workers.roster.names
+    rates = loads.prefill_tokens_per_s
+    tokens_per_ms = np.where(rates > 0.0, rates, model.prefill_tokens_per_s) / 1000.0
+    prompt, history = placement.prompt, placement.history
     # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
-    since = [now - (_PENDING_S if load.prefill_tokens else _EVENT_DELAY_S) for load in loads]
-    hits = np.array([worker.hit_tokens for worker in workers], dtype=np.int64)
-    hits = np.maximum(hits, history.sent_tokens(names, prompt, since))
-    sent = hits
-    if placement.policy.reads_sent:
-        sent = history.sent_tokens(names, prompt, [float("-inf")] * len(names))
+    since = placement.now - _PENDING_S_BY_LOAD.take(loads.prefill_tokens > 0)
+    hits = np.maximum(workers.hit_tokens, history.pending_tokens(names, prompt, since))
+    reads_sent, reads_heat = placement.policy.reads_sent, placement.policy.reads_heat
     return PoolView(
-        names=np.array(names, dtype=np.uint64),
+        names=names,
         hit_tokens=hits,
-        queue_ms=queued / tokens_per_ms,
+        queue_ms=loads.prefill_tokens / tokens_per_ms,
         tokens_per_ms=tokens_per_ms,
-        requests=np.array([load.requests for load in loads], dtype=np.int64),
-        active_tokens=np.array([load.active_tokens for load in loads], dtype=np.int64),
-        slots=np.array([load.kv_slots_total or 0 for load in loads], dtype=np.int64),
-        sent_tokens=sent,
+        requests=loads.requests,
+        active_tokens=loads.active_tokens,
+        slots=loads.slots_total,
+        sent_tokens=history.sent_tokens(names.tolist(), prompt) if reads_sent else hits,
         turn=history.turn,
         typical_tokens=history.typical_tokens,
-        heat=history.heat(prompt, hits) if placement.policy.reads_heat else NO_HEAT,
+        heat=history.heat(prompt, hits) if reads_heat else NO_HEAT,
     )
 
 
-@lru_cache(maxsize=4096)
-def name_hash(worker_id: WorkerId) -> int:
-    """64 bits, the same in every router."""
-    return int.from_bytes(blake2b(worker_id.encode(), digest_size=8).digest(), "little")
+def _without(workers: WorkersView, avoid: frozenset[WorkerId]) -> WorkersView:
+    if not avoid:
+        return workers
+    infos = workers.roster.infos
+    kept = [position for position, info in enumerate(infos) if info.worker_id not in avoid]
+    return workers.take(np.array(kept, dtype=np.intp)) if kept else workers
 
 
-def _without(workers: tuple[WorkerView, ...], avoid: frozenset[WorkerId]) -> tuple[WorkerView, ...]:
-    preferred = tuple(worker for worker in workers if worker.info.worker_id not in avoid)
-    return preferred or workers
+def _prefill_ms(loads: Loads, position: int, uncached: int, model: CostModel) -> float:
+    rate = float(loads.prefill_tokens_per_s[position]) or model.prefill_tokens_per_s
+    return 1000.0 * (int(loads.prefill_tokens[position]) + uncached) / rate
 
 
-def _prefills_itself(worker: WorkerView, demand: Demand, model: CostModel) -> bool:
-    if worker.info.role is Role.BOTH:
-        return True
-    return _uncached(worker, demand) <= model.local_prefill_tokens_max
+def _handoff_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
+    """Shape [workers]."""
+    measured = workers.loads.link_bytes_per_s
+    rates = np.where(measured > 0.0, measured, model.link_bytes_per_s)
+    missing = np.maximum(demand.prompt_tokens - workers.hit_tokens, 0)
+    return np.asarray(1000.0 * (missing * model.kv_bytes_per_token) / rates)
 
 
-def _uncached(worker: WorkerView, demand: Demand) -> int:
-    return max(1, demand.prompt_tokens - worker.hit_tokens)
-
-
-def _prefill_ms(worker: WorkerView, demand: Demand, model: CostModel) -> float:
-    rate = worker.load.prefill_tokens_per_s or model.prefill_tokens_per_s
-    return 1000.0 * (worker.load.prefill_tokens + _uncached(worker, demand)) / rate
-
-
-def _handoff_ms(worker: WorkerView, demand: Demand, model: CostModel) -> float:
-    rate = worker.load.link_bytes_per_s or model.link_bytes_per_s
-    moved = max(0, demand.prompt_tokens - worker.hit_tokens) * model.kv_bytes_per_token
-    return 1000.0 * moved / rate
-
-
-def _decode_ms(worker: WorkerView, demand: Demand, model: CostModel) -> float:
-    load = worker.load
+def _decode_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
+    """Shape [workers]."""
+    loads = workers.loads
     steps = min(demand.answer_tokens_max, model.answer_tokens_expected)
-    beside = min(load.sequences, model.running_max - 1)
+    beside = np.minimum(loads.sequences, model.running_max - 1)
     step_ms = model.decode_step_ms + beside * model.decode_step_ms_per_sequence
-    needed = demand.prompt_tokens - worker.hit_tokens + steps
-    no_slots = load.kv_slots_available is not None and load.kv_slots_available < needed
-    rounds_before = max(load.sequences // model.running_max, int(no_slots))
-    return step_ms * (steps + rounds_before * model.answer_tokens_expected)
+    no_slots = loads.slots_available + workers.hit_tokens < demand.prompt_tokens + steps
+    rounds_before = np.maximum(loads.sequences // model.running_max, no_slots)
+    return np.asarray(step_ms * (steps + rounds_before * model.answer_tokens_expected))
 
 
 def _draw_cheapest(costs: NDArray[np.float64], rng: random.Random) -> int:
     """Position of the least cost, at random among equal ones."""
-    positions = np.flatnonzero(costs <= costs.min() + _TIE_MS)
+    positions = (costs <= costs.min() + _TIE_MS).nonzero()[0]
     return int(rng.choice(positions.tolist()))

@@ -25,8 +25,11 @@ which connection a batch came by.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvferry.kv_events import AllBlocksCleared, BlocksRemoved, BlocksStored
 from kvferry.limits import (
@@ -37,7 +40,9 @@ from kvferry.limits import (
 from router.holder_table import HolderTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from kvferry.ids import Incarnation, WorkerId
     from kvferry.kv_events import BlockHash, KvEvent, KvEventBatch
@@ -45,17 +50,6 @@ if TYPE_CHECKING:
 
 class EventGap(Exception):
     """Events are missing: this worker's blocks are unknown until its next snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHits:
-    """What a pool holds of one prompt."""
-
-    blocks: Mapping[WorkerId, int]
-    """Leading blocks that a worker holds; without those that hold none."""
-    holders: tuple[tuple[int, int], ...]
-    """(blocks, workers), the longest first: so many workers hold so many leading blocks. Block k
-    has as many holders as the last entry of more than k blocks says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +129,8 @@ class PrefixIndex:
         self.counts = EventCounts()
         self._table = HolderTable(blocks_max)
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
-        self._names: dict[int, WorkerId] = {}
-        """Of each number in use, the worker that has it."""
+        self._numbers: set[int] = set()
+        """In use."""
         self._known_bits = 0
         self._blocks_per_worker_max = blocks_per_worker_max
 
@@ -145,9 +139,9 @@ class PrefixIndex:
     def join(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         """Believe this incarnation of a worker from now on, and no other one."""
         self.leave(worker_id)
-        number = next(n for n in range(len(self._names) + 1) if n not in self._names)
+        number = next(n for n in range(len(self._numbers) + 1) if n not in self._numbers)
         self._table.reserve(number)
-        self._names[number] = worker_id
+        self._numbers.add(number)
         self._workers[worker_id] = _WorkerBlocks(number, incarnation)
 
     def leave(self, worker_id: WorkerId) -> None:
@@ -155,7 +149,7 @@ class PrefixIndex:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             self._forget(worker)
-            del self._names[worker.number]
+            self._numbers.remove(worker.number)
 
     def lose(self, worker_id: WorkerId) -> None:
         """Nothing is known of a worker before its next snapshot."""
@@ -267,14 +261,21 @@ class PrefixIndex:
 
     # --- questions --------------------------------------------------------------------------
 
-    def hits(self, prompt: Sequence[BlockHash]) -> PrefixHits:
-        """What every worker of the pool holds of a prompt.
+    def numbers_of(self, worker_ids: Iterable[WorkerId]) -> NDArray[np.intp]:
+        """Where `hits` has each worker; until one of them joins or leaves."""
+        nobody = self._table.holders_max
+        workers = self._workers
+        numbers = [workers[name].number if name in workers else nobody for name in worker_ids]
+        return np.array(numbers, dtype=np.intp)
+
+    def hits(self, prompt: Sequence[BlockHash] | NDArray[np.uint64]) -> NDArray[np.int64]:
+        """How many leading blocks of a prompt each worker holds, by its number.
 
         Costs about log2(blocks of the prompt) probes for each different length of hit.
         """
         holders_of = self._table.holders
-        blocks: dict[WorkerId, int] = {}
-        holders: list[tuple[int, int]] = []
+        lengths: list[int] = []
+        holders: list[int] = []
         # Between two positions with their holders, the longest first: some end there.
         spans = [(-1, self._known_bits, len(prompt), 0)]
         while spans:
@@ -283,18 +284,17 @@ class PrefixIndex:
                 continue
             if high - low > 1:
                 middle = (low + high) // 2
-                bits = holders_of(prompt[middle]) & low_bits | high_bits
+                bits = holders_of(int(prompt[middle])) & low_bits | high_bits
                 spans.append((low, low_bits, middle, bits))
                 spans.append((middle, bits, high, high_bits))
             elif high > 0:
-                holders.append((high, low_bits.bit_count()))
-                for number in _numbers_in(low_bits & ~high_bits):
-                    blocks[self._names[number]] = high
-        return PrefixHits(blocks, tuple(holders))
+                lengths.append(high)
+                holders.append(low_bits)
+        return _lengths_by_number(lengths, holders, self._table.holders_max)
 
     def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
         """How many leading blocks of `prompt` one worker holds."""
-        return self.hits(prompt).blocks.get(worker_id, 0)
+        return int(self.hits(prompt)[self.numbers_of((worker_id,))[0]])
 
     def worker(self, worker_id: WorkerId) -> IndexedWorker:
         """What is known of one worker."""
@@ -326,8 +326,18 @@ def _parts_of(hashes: Sequence[BlockHash]) -> Iterator[Sequence[BlockHash]]:
     return (hashes[start : start + step] for start in range(0, len(hashes), step))
 
 
-def _numbers_in(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
+def _lengths_by_number(
+    lengths: Sequence[int], holders: Sequence[int], holders_max: int
+) -> NDArray[np.int64]:
+    """The length of hit of each number, and 0 beyond the last one. `lengths` fall, and of each
+    there are its holders, as bits: those of the length before are among them."""
+    found = np.zeros(holders_max + 1, dtype=np.int64)
+    if lengths:
+        nbytes = holders_max // 8
+        bits = np.frombuffer(
+            b"".join(each.to_bytes(nbytes, "little") for each in holders), dtype=np.uint8
+        )
+        is_holder = np.unpackbits(bits.reshape(-1, nbytes), axis=1, bitorder="little")
+        steps = [one - other for one, other in itertools.pairwise((*lengths, 0))]
+        np.dot(steps, is_holder, out=found[:-1])
+    return found

@@ -13,11 +13,11 @@ from router.policy import Placement, choose_route, name_hash
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
-    from kvferry.kv_events import BlockHash
     from kvferry.router_config import PolicyName
     from router.policy import ClusterView, CostModel, Demand, Route
 
@@ -39,14 +39,14 @@ class RouteChooser:
         self,
         view: ClusterView,
         demand: Demand,
-        hashes: Sequence[BlockHash],
+        hashes: NDArray[np.uint64],
         avoid: frozenset[WorkerId],
         rng: random.Random,
     ) -> Route:
         """A route, which counts as taken. Raises `WorkerUnavailable` as `choose_route` does."""
-        keys = np.array(hashes, dtype=np.uint64)
-        ends = np.arange(1, keys.size + 1, dtype=np.int64) * self._block_tokens
-        prompt = Prompt(demand.prompt_tokens, keys, ends)
+        step = self._block_tokens
+        ends = np.arange(step, (hashes.size + 1) * step, step, dtype=np.int64)
+        prompt = Prompt(demand.prompt_tokens, hashes, ends)
         now = self._clock.now()
         placement = Placement(self._policy, prompt, self._history, now)
         route = choose_route(view, demand, self._model, avoid, rng, placement)

@@ -14,14 +14,14 @@ from kvferry.errors import (
     WorkerUnavailable,
 )
 from kvferry.ids import RequestId
-from kvferry.kv_events import event_block_tokens, prompt_block_hashes
+from kvferry.kv_events import event_block_tokens, prompt_block_keys
 from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
 from router.admission import AdmissionSettings
 from router.attempts import AttemptRunner
 from router.constraint_gate import ConstraintGate
 from router.fleet import Fleet
-from router.fleet_capacity import fleet_capacity, uncached_tokens
+from router.fleet_capacity import uncached_tokens
 from router.grpc_worker_client import GrpcWorkerClient
 from router.model_card import read_model_card
 from router.policy import CostModel
@@ -221,12 +221,11 @@ class Router:
         use, prompt_len = request.cache_use, int(request.prompt.size)
         if use.sharing is not Sharing.SHARED:
             return prompt_len
-        hashes = prompt_block_hashes(request.prompt, self._block_tokens, use.extra_key)
+        hashes = prompt_block_keys(request.prompt, self._block_tokens, use.extra_key)
         return uncached_tokens(self.fleet.view(hashes), prompt_len)
 
     def _capacity(self) -> FleetCapacity:
-        running_max = self.config.scheduler.running_max
-        return fleet_capacity(self.fleet.view(()), running_max, self.fleet.kv_slots_max())
+        return self.fleet.capacity(self.config.scheduler.running_max)
 
     @contextlib.contextmanager
     def _in_flight_until(

@@ -40,9 +40,9 @@ class WorkerMonitor:
         index: PrefixIndex,
         clock: Clock,
         interval_s: float,
-        on_reachable: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        """`on_reachable` is called whenever `is_reachable` changed."""
+        """`on_change` is called when `is_reachable`, `is_late` or its place in the index did."""
         self.info = info
         self.is_reachable = False
         """Whether the last status call was answered; False before the first."""
@@ -56,7 +56,7 @@ class WorkerMonitor:
         self._index = index
         self._clock = clock
         self._interval_s = interval_s
-        self._on_reachable = on_reachable
+        self._on_change = on_change
         self._failures = 0
         self._has_ended = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -106,10 +106,9 @@ class WorkerMonitor:
             # By now its name may be that of another process, or its role another one.
             return
         self._failures = 0
-        self.is_late = False
         self.last_status = status
         self._loads.report(self.info.worker_id, asked_at, status.load, status.accounts)
-        self._set_reachable(True)
+        self._set_state(is_reachable=True, is_late=False)
 
     def _note_failure(self, error: KvferryError) -> None:
         self._failures += 1
@@ -118,17 +117,19 @@ class WorkerMonitor:
                 "worker does not answer",
                 extra={"worker_id": self.info.worker_id, "reason": str(error)},
             )
-        self.is_late = self.last_status is not None and isinstance(error, DeadlineExceeded)
-        self._set_reachable(False)
-        if self._failures >= WORKER_STATUS_FAILURES_MAX:
-            self.is_late = False
+        is_lost = self._failures >= WORKER_STATUS_FAILURES_MAX
+        was_known = self.last_status is not None
+        is_late = was_known and not is_lost and isinstance(error, DeadlineExceeded)
+        self._set_state(is_reachable=False, is_late=is_late)
+        if is_lost:
             lost = f"worker {self.info.worker_id} has not answered {self._failures} times: {error}"
             self._client.abort_streams(WorkerUnavailable(lost))
 
-    def _set_reachable(self, reachable: bool) -> None:
-        if reachable != self.is_reachable:
-            self.is_reachable = reachable
-            self._on_reachable()
+    def _set_state(self, *, is_reachable: bool, is_late: bool) -> None:
+        if (is_reachable, is_late) != (self.is_reachable, self.is_late):
+            self.is_reachable = is_reachable
+            self.is_late = is_late
+            self._on_change()
 
     async def _poll_status(self) -> None:
         while True:
@@ -174,4 +175,5 @@ class WorkerMonitor:
         except Exception:  # noqa: BLE001 - ends the task, with the reason in the log
             _log.exception("monitor failed", extra={"worker_id": self.info.worker_id})
             self._index.leave(self.info.worker_id)
-            self._set_reachable(False)
+            self.is_reachable = False
+            self._on_change()

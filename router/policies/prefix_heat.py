@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ROWS = 2
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _GROWTH_MAX = 1e12
 """Counts are divided by this before they come near the end of a float's precision."""
 
@@ -24,8 +25,13 @@ class PrefixHeat:
     def __init__(self, memory_requests: int, counters: int = 1 << 18) -> None:
         """`counters` is a power of two; memory is 16 bytes for each."""
         assert counters & (counters - 1) == 0
-        self._table = np.zeros((_ROWS, counters), dtype=np.float64)
+        self._table = np.zeros(_ROWS * counters, dtype=np.float64)
+        """Row after row."""
         self._mask = np.uint64(counters - 1)
+        self._second_row = np.uint64(counters)
+        bits = counters.bit_length() - 1
+        self._first_shift = np.uint64(64 - bits)
+        self._second_shift = np.uint64(64 - 2 * bits)
         # Instead of making all older counts smaller, each new one is larger.
         self._step = 1.0 + 1.0 / memory_requests
         self._weight = 1.0
@@ -36,25 +42,31 @@ class PrefixHeat:
         """Requests counted, older ones less."""
         return self._total / self._weight
 
-    def add(self, keys: NDArray[np.uint64]) -> None:
-        """Count a request with these prefixes."""
+    def counters(self, keys: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Where both counts of each prefix are; [2, keys]."""
+        # Multiplied, because keys are hashes where they come from prompts, but in a replay small
+        # numbers. The upper bits of a product depend on all bits of the key.
+        products = keys * _FACTOR
+        found = np.empty((_ROWS, keys.size), dtype=np.uint64)
+        np.right_shift(products, self._first_shift, out=found[0])
+        products >>= self._second_shift
+        products &= self._mask
+        np.bitwise_or(products, self._second_row, out=found[1])
+        return found.view(np.intp)
+
+    def add(self, counters: NDArray[np.intp]) -> None:
+        """Count a request with the prefixes that have these counters."""
         self._weight *= self._step
         if self._weight > _GROWTH_MAX:
             self._table /= self._weight
             self._total /= self._weight
             self._weight = 1.0
-        for row, positions in enumerate(self._positions(keys)):
-            self._table[row, positions] += self._weight
+        # Two prefixes of one prompt that share a counter count once there.
+        self._table[counters] += self._weight
         self._total += self._weight
 
-    def counts(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """Requests that had each prefix; shape as `keys`."""
-        first, second = self._positions(keys)
-        least: NDArray[np.float64] = np.minimum(self._table[0, first], self._table[1, second])
+    def counts(self, counters: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Requests that had each of the prefixes that have these counters; [prefixes]."""
+        first, second = self._table[counters]
+        least: NDArray[np.float64] = np.minimum(first, second)
         return least / self._weight
-
-    def _positions(self, keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], ...]:
-        # Keys are hashes already where they come from prompts; small numbers in a replay are not.
-        mixed = keys * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(32)
-        return mixed & self._mask, (mixed >> np.uint64(24)) & self._mask

@@ -21,6 +21,7 @@ docs/router-policies.md has the reasons and the figures.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,25 +58,33 @@ def copies_price_ms(pool: PoolView) -> NDArray[np.float64]:
     levels = pool.heat.level_tokens
     if not levels.size:
         return np.zeros(pool.workers)
-    # The prompt in parts between the lengths that workers hold: shape [parts, workers].
-    starts = np.concatenate(([0], levels[:-1]))
-    missing = levels[:, None] - np.clip(pool.hit_tokens, starts[:, None], levels[:, None])
-    waste = _waste(pool, levels)
-    wasted = np.asarray((missing * waste[:, None]).sum(axis=0), dtype=np.float64)
+    # The lengths that workers hold part the prompt; each holds as many parts, from the first on.
+    held = levels.searchsorted(pool.hit_tokens, side="right")
+    wasted = np.array(_wasted_tokens(pool, np.bincount(held, minlength=levels.size + 1)))[held]
     typical = np.maximum(wasted, 0.0) / max(pool.typical_tokens, 1.0)
     per_token = (WORK_PRICE + SIZE_PRICE * typical) / pool.tokens_per_ms
     return np.asarray(per_token * wasted, dtype=np.float64)
 
 
-def _waste(pool: PoolView, levels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each part of the prompt, the share of a further copy that nobody has any use of."""
-    copies = (pool.hit_tokens >= levels[:, None]).sum(axis=1)
-    uses = pool.heat.level_requests
+def _wasted_tokens(pool: PoolView, workers: NDArray[np.int64]) -> list[float]:
+    """By the parts that a worker holds, what it would compute of no use; one entry more than
+    parts. `workers` says how many hold just so many parts."""
+    ends, uses = pool.heat.level_tokens.tolist(), pool.heat.level_requests.tolist()
+    wasted = [0.0] * (len(ends) + 1)
+    copies = 0
+    for part in range(len(ends) - 1, -1, -1):
+        copies += int(workers[part + 1])
+        tokens = ends[part] - (ends[part - 1] if part else 0)
+        wasted[part] = wasted[part + 1] + tokens * _waste(pool, uses[part], copies)
+    return wasted
+
+
+def _waste(pool: PoolView, uses: float, copies: int) -> float:
+    """Of a part of the prompt, the share of a further copy that nobody has any use of."""
     # As many as it surely had: a count of n is known to about the root of n.
-    sure = np.maximum(uses - DOUBT * np.sqrt(uses), 0.0)
+    sure = max(uses - DOUBT * math.sqrt(uses), 0.0)
     share = sure / max(pool.heat.requests, 1.0)
-    deserved = np.minimum(share * pool.workers, sure / USES_PER_COPY)
-    waste = 1.0 - (deserved / copies) ** EXPONENT
+    deserved = min(share * pool.workers, sure / USES_PER_COPY)
+    waste = 1.0 - math.pow(deserved / copies, EXPONENT)
     paid = 1.0 + uses / copies / USES_PAID
-    share_wasted = np.where(waste > 0.0, waste / paid, np.maximum(waste, -DISCOUNT / WORK_PRICE))
-    return np.asarray(share_wasted, dtype=np.float64)
+    return waste / paid if waste > 0.0 else max(waste, -DISCOUNT / WORK_PRICE)

@@ -1,4 +1,4 @@
-"""Which prefixes were sent to which worker: what a router knows without any event."""
+"""Which prefixes were sent to which worker: what a router knows that takes no events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -21,23 +21,19 @@ _WORKERS_MAX = 1024
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """Prefixes sent to one worker, with the time of the last sending.
+    """Prefixes sent to one worker.
 
     In two generations: when the younger one is full it becomes the older one, whose prefixes are
     forgotten. A prompt enters with all its prefixes, so each generation has with a prefix all
-    shorter ones, sent no earlier.
+    shorter ones.
     """
 
-    young: dict[int, float] = field(default_factory=dict)
-    old: dict[int, float] = field(default_factory=dict)
-    last: float = float("-inf")
+    young: set[int] = field(default_factory=set)
+    old: set[int] = field(default_factory=set)
 
-    def has(self, key: int, since: float) -> bool:
-        """Whether a prefix was sent at or after `since`."""
-        at = self.young.get(key)
-        if at is None:
-            at = self.old.get(key)
-        return at is not None and at >= since
+    def has(self, key: int) -> bool:
+        """Whether a prefix was sent."""
+        return key in self.young or key in self.old
 
 
 class SentPrefixes:
@@ -48,7 +44,7 @@ class SentPrefixes:
         self._young_max = prefixes_per_worker_max // 2
         self._workers: OrderedDict[int, _Sent] = OrderedDict()
 
-    def add(self, worker: int, prompt: Prompt, now: float) -> None:
+    def add(self, worker: int, prompt: Prompt) -> None:
         """A prompt was sent."""
         sent = self._workers.get(worker)
         if sent is None:
@@ -57,30 +53,23 @@ class SentPrefixes:
                 self._workers.popitem(last=False)
         self._workers.move_to_end(worker)
         if len(sent.young) + prompt.keys.size > self._young_max:
-            sent.old, sent.young = sent.young, {}
-        sent.young.update(dict.fromkeys(prompt.keys.tolist(), now))
-        sent.last = now
+            sent.old, sent.young = sent.young, set()
+        sent.young.update(prompt.keys.tolist())
 
-    def tokens(
-        self, workers: Sequence[int], prompt: Prompt, since: Sequence[float]
-    ) -> NDArray[np.int64]:
-        """Leading tokens of `prompt` that each worker was sent at or after its `since`."""
+    def tokens(self, workers: Iterable[int], prompt: Prompt) -> NDArray[np.int64]:
+        """Leading tokens of `prompt` that each worker was sent."""
         keys = prompt.keys.tolist()
-        found = np.zeros(len(workers), dtype=np.int64)
-        for position, (worker, time) in enumerate(zip(workers, since, strict=True)):
-            sent = self._workers.get(worker)
-            if sent is not None and sent.last >= time and keys and sent.has(keys[0], time):
-                found[position] = prompt.ends[_last_sent(sent, keys, time)]
-        return found
+        lengths = [0, *prompt.ends.tolist()]
+        return np.array([lengths[self._count(each, keys)] for each in workers], dtype=np.int64)
 
-
-def _last_sent(sent: _Sent, keys: list[int], since: float) -> int:
-    """Position of the longest prefix sent; the first one was."""
-    low, high = 1, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if sent.has(keys[middle], since):
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+    def _count(self, worker: int, keys: list[int]) -> int:
+        """How many of the prefixes, by bisection."""
+        sent = self._workers.get(worker)
+        low, high = 0, len(keys) if sent is not None else 0
+        while low < high and sent is not None:
+            middle = (low + high) // 2
+            if sent.has(keys[middle]):
+                low = middle + 1
+            else:
+                high = middle
+        return low

@@ -169,7 +169,7 @@ def test_load_that_others_dispatched_is_seen(cluster: InProcessCluster) -> None:
         next(call)
 
         def sequences() -> list[int]:
-            return sorted(each.load.sequences for each in router.fleet.view(()).decode)
+            return sorted(router.fleet.view(()).decode.loads.sequences.tolist())
 
         try:
             wait_until("load of another router", lambda: sequences() == [0, 2], 10, state=sequences)
@@ -190,7 +190,7 @@ def test_a_worker_that_drains_finishes_what_it_has(cluster: InProcessCluster) ->
             await drain(decode[1])
             long = asyncio.create_task(_served_by(router, max_tokens=900))
             async with asyncio.timeout(10):
-                while not router.fleet.view(()).decode[0].load.sequences:  # noqa: ASYNC110
+                while not router.fleet.view(()).decode.loads.sequences[0]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             await drain(decode[0])
             short = [await _served_by(router, max_tokens=2) for _ in range(3)]

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import MonotonicClock
 from kvferry.errors import WorkerUnavailable
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
     from kvferry.errors import KvferryError
 
-PROMPT = tuple(map(BlockHash, (1, 2, 3)))
+HELD_BLOCKS = tuple(map(BlockHash, (1, 2, 3)))
+PROMPT = np.array(HELD_BLOCKS, dtype=np.uint64)
 BLOCK_TOKENS = 16
 
 
@@ -56,7 +59,7 @@ class FakeClient:
 
     async def kv_events(self) -> AsyncGenerator[KvEventBatch, None]:
         self.subscriptions += 1
-        held = (BlocksStored(PROMPT),)
+        held = (BlocksStored(HELD_BLOCKS),)
         yield KvEventBatch(self.info.worker_id, self.info.incarnation, 0, True, held)
         while True:
             await asyncio.sleep(0.01)
@@ -94,7 +97,8 @@ class Bench:
 
     def hits(self) -> dict[WorkerInfo, int]:
         """Who may decode, and what it holds."""
-        return {each.info: each.hit_tokens for each in self.fleet.view(PROMPT).decode}
+        workers = self.fleet.view(PROMPT).decode
+        return dict(zip(workers.roster.infos, workers.hit_tokens.tolist(), strict=True))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -161,7 +165,7 @@ def test_a_new_incarnation_has_nothing_of_the_old_one() -> None:
         await bench.until(lambda: new in bench.hits())
         first.may_answer.set()
         await late
-        assert bench.fleet.view(PROMPT).decode[0].load.prefill_tokens == 0
+        assert bench.fleet.view(PROMPT).decode.loads.prefill_tokens == [0]
         await bench.until(lambda: bench.hits() == {new: HELD})
         first.may_close.set()
         await changing

@@ -18,18 +18,20 @@ from router.load import LoadBook
 from router.policies.approximate_tree import approximate_tree
 from router.policies.consistent_hashing import consistent_hashing, consistent_hashing_bounded
 from router.policies.least_loaded import least_loaded
+from router.policies.pending_prompts import PendingPrompts
 from router.policies.pool import NO_HEAT, Heat, PoolView, Prompt
 from router.policies.prefix_heat import PrefixHeat
 from router.policies.priced_time import copies_price_ms, priced_time
 from router.policies.round_robin import round_robin
 from router.policies.sent_prefixes import SentPrefixes
-from router.policy import ClusterView, CostModel, Demand, WorkerView
+from router.policy import NO_WORKERS, ClusterView, CostModel, Demand, Roster, WorkersView
 from router.route_chooser import RouteChooser
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 16
+NEVER = float("-inf")
 HASHES = tuple(BlockHash(1000 + number) for number in range(64))
 
 
@@ -148,44 +150,85 @@ def test_least_loaded_counts_requests() -> None:
 def test_heat_counts_what_was_asked_for_and_forgets_it() -> None:
     counts = PrefixHeat(memory_requests=50, counters=1 << 12)
     for _ in range(20):
-        counts.add(prompt(1, 4).keys)
-    hot = counts.counts(prompt(1, 4).keys)
+        counts.add(counts.counters(prompt(1, 4).keys))
+    hot = counts.counts(counts.counters(prompt(1, 4).keys))
     assert hot == pytest.approx(np.full(4, counts.requests))
     for first in range(100, 100 + 8 * 200, 8):
-        counts.add(prompt(first, 4).keys)
-    assert (counts.counts(prompt(1, 4).keys) < 0.05 * hot).all()
+        counts.add(counts.counters(prompt(first, 4).keys))
+    assert (counts.counts(counts.counters(prompt(1, 4).keys)) < 0.05 * hot).all()
     assert counts.requests == pytest.approx(50, rel=0.05)
 
 
 def test_heat_outlives_the_rescaling_of_its_counts() -> None:
     counts = PrefixHeat(memory_requests=10, counters=1 << 10)
     for _ in range(1000):
-        counts.add(prompt(1, 2).keys)
-    assert counts.counts(prompt(1, 2).keys) == pytest.approx(np.full(2, 11.0), rel=0.01)
+        counts.add(counts.counters(prompt(1, 2).keys))
+    assert counts.counts(counts.counters(prompt(1, 2).keys)) == pytest.approx(
+        np.full(2, 11.0), rel=0.01
+    )
+
+
+def branching(branch: int, blocks: int) -> Prompt:
+    """Branches 0 and 1 share their first four blocks, 2 has no block in common with them."""
+    keys = np.arange(1 + 1000 * branch, 1 + 1000 * branch + blocks, dtype=np.uint64)
+    if branch == 1:
+        keys[:4] = np.arange(1, 5)[: keys[:4].size]
+    return Prompt(blocks * BLOCK, keys, np.arange(1, blocks + 1, dtype=np.int64) * BLOCK)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pending_prompts_agree_with_a_plain_record(seed: int) -> None:
+    """Whatever is asked for lies within the memory; what is older is forgotten."""
+    rng = random.Random(seed)
+    pending, plain = PendingPrompts(10.0, 2**30), {}
+    workers = np.array([rng.getrandbits(64) for _ in range(20)], dtype=np.uint64)
+    for step in range(300):
+        now = 0.25 * step
+        sent = branching(rng.randrange(3), rng.randrange(13))
+        worker = int(workers[rng.randrange(1 + step // 20)])
+        pending.add(worker, sent, now)
+        plain |= {(worker, key): now for key in sent.keys.tolist()}
+        asked = branching(rng.randrange(3), rng.randrange(13))
+        some = workers[[rng.randrange(20) for _ in range(rng.randrange(20))]]
+        since = np.array([now - rng.choice([0.0, 1.0, 4.1, 10.0]) for _ in range(some.size)])
+        told = pending.tokens(some, asked, since).tolist()
+        for name, time, tokens in zip(some.tolist(), since.tolist(), told, strict=True):
+            was_sent = [plain.get((name, key), NEVER) >= time for key in asked.keys.tolist()]
+            assert tokens == BLOCK * [*was_sent, False].index(False)
+    pending.add(1, prompt(1, 0), 1000.0)
+    assert pending.nbytes == 0
+
+
+def test_pending_prompts_are_bounded_and_forget_the_oldest() -> None:
+    pending, asks = PendingPrompts(1e9, 100_000), [branching(n, 10) for n in range(2, 400)]
+    worker = np.array([7], dtype=np.uint64)
+    for number, asked in enumerate(asks):
+        pending.add(7, asked, float(number))
+        assert pending.nbytes <= 100_000
+    found = [int(pending.tokens(worker, asked, np.zeros(1))[0]) for asked in asks]
+    kept = found.count(10 * BLOCK)
+    assert 50 < kept < 200, kept
+    assert found == [0] * (len(asks) - kept) + [10 * BLOCK] * kept
 
 
 def test_sent_prefixes_agree_with_a_plain_record() -> None:
-    sent, plain, rng = SentPrefixes(10_000), {}, random.Random(4)
-    for now in range(60):
-        worker, blocks, branch = rng.randrange(3), rng.randrange(1, 12), rng.randrange(2)
-        asked = prompt(1 + 100 * branch, blocks)
-        sent.add(worker, asked, float(now))
-        for key in asked.keys.tolist():
-            plain[worker, key] = now
-    for since in (0.0, 30.0, 55.0):
-        for branch in range(2):
-            asked = prompt(1 + 100 * branch, 12)
-            for worker, tokens in enumerate(sent.tokens(range(3), asked, [since] * 3).tolist()):
-                keys = asked.keys.tolist()
-                held = [plain.get((worker, key), -1) >= since for key in keys]
+    sent, plain, rng = SentPrefixes(10_000), set(), random.Random(4)
+    for _ in range(60):
+        worker, asked = rng.randrange(3), branching(rng.randrange(3), rng.randrange(1, 12))
+        sent.add(worker, asked)
+        plain |= {(worker, key) for key in asked.keys.tolist()}
+        for branch in range(3):
+            asked = branching(branch, 12)
+            for worker, tokens in enumerate(sent.tokens(range(4), asked).tolist()):
+                held = [(worker, key) in plain for key in asked.keys.tolist()]
                 assert tokens == BLOCK * [*held, False].index(False)
 
 
 def test_sent_prefixes_are_bounded_and_forget_the_oldest() -> None:
     sent = SentPrefixes(16)
     for number in range(3):
-        sent.add(1, prompt(1 + 100 * number, 6), float(number))
-    kept = [sent.tokens([1], prompt(1 + 100 * n, 6), [0.0]).tolist() for n in range(3)]
+        sent.add(1, prompt(1 + 100 * number, 6))
+    kept = [sent.tokens([1], prompt(1 + 100 * n, 6)).tolist() for n in range(3)]
     assert kept == [[0], [6 * BLOCK], [6 * BLOCK]]
 
 
@@ -204,18 +247,14 @@ class Cluster:
         model = CostModel(kv_bytes_per_token=1000, running_max=32)
         self.chooser = RouteChooser(policy, model, BLOCK, self.clock)
         self.rng = random.Random(2)
+        infos = [WorkerInfo(name, Role.BOTH, Incarnation(1), f"{name}:1") for name in self.names]
+        self.roster, self.rows = Roster.of(infos), self.loads.rows_of(self.names)
 
     def ask(self, hashes: tuple[BlockHash, ...], avoid: frozenset[WorkerId] = frozenset()) -> str:
-        workers = tuple(
-            WorkerView(
-                WorkerInfo(name, Role.BOTH, Incarnation(1), f"{name}:1"),
-                0,
-                self.loads.estimate(name),
-            )
-            for name in self.names
-        )
-        demand = Demand(len(hashes) * BLOCK, 32)
-        route = self.chooser.choose(ClusterView((), workers), demand, hashes, avoid, self.rng)
+        hits = np.zeros(len(self.names), dtype=np.int64)
+        workers = WorkersView(self.roster, hits, self.loads.loads(self.rows))
+        demand, keys = Demand(len(hashes) * BLOCK, 32), np.array(hashes, dtype=np.uint64)
+        route = self.chooser.choose(ClusterView(NO_WORKERS, workers), demand, keys, avoid, self.rng)
         chosen = route.decode.worker_id
         self.loads.dispatch(
             self.clock.now(),

@@ -10,19 +10,11 @@ from kvferry.errors import WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
 from kvferry.router_config import PolicyName
-from router.load import LoadEstimate
 from router.policies.catalogue import POLICIES
 from router.policies.history import PlacementHistory
 from router.policies.pool import Prompt
-from router.policy import (
-    ClusterView,
-    CostModel,
-    Demand,
-    Placement,
-    Route,
-    WorkerView,
-    choose_route,
-)
+from router.policy import CostModel, Demand, Placement, Route, choose_route
+from tests.support.worker_states import WorkerState, cluster_view
 
 MODEL = CostModel(kv_bytes_per_token=1000, running_max=32)
 DEMAND = Demand(prompt_tokens=1000, answer_tokens_max=100)
@@ -32,24 +24,20 @@ PROMPT = Prompt(1000, np.array([], dtype=np.uint64), np.array([], dtype=np.int64
 
 
 def placement(policy: PolicyName = PolicyName.PRICED_TIME) -> Placement:
-    return Placement(POLICIES[policy], PROMPT, PlacementHistory(), now=0.0)
+    history = PlacementHistory(reads_sent=POLICIES[policy].reads_sent)
+    return Placement(POLICIES[policy], PROMPT, history, now=0.0)
 
 
-def worker(name: str, role: Role, hit: int = 0, **load: object) -> WorkerView:
+def worker(name: str, role: Role, hit: int = 0, **load: object) -> WorkerState:
     info = WorkerInfo(WorkerId(name), role, Incarnation(1), f"{name}:1")
-    return WorkerView(info, hit, LoadEstimate(**load))
+    return WorkerState(info, hit, **load)
 
 
-def view(*workers: WorkerView) -> ClusterView:
-    return ClusterView(
-        prefill=tuple(each for each in workers if each.info.role is Role.PREFILL),
-        decode=tuple(each for each in workers if each.info.role is not Role.PREFILL),
-    )
-
-
-def choose(*workers: WorkerView, model: CostModel = MODEL, avoid: tuple[str, ...] = ()) -> Route:
+def choose(*workers: WorkerState, model: CostModel = MODEL, avoid: tuple[str, ...] = ()) -> Route:
     avoided = frozenset(map(WorkerId, avoid))
-    return choose_route(view(*workers), DEMAND, model, avoided, random.Random(1), placement())
+    return choose_route(
+        cluster_view(workers), DEMAND, model, avoided, random.Random(1), placement()
+    )
 
 
 def names(route: Route) -> tuple[str | None, str]:
@@ -121,8 +109,8 @@ def test_the_less_busy_decode_worker_is_taken() -> None:
 def test_a_full_decode_worker_costs_a_wait() -> None:
     route = choose(
         worker("p", Role.PREFILL),
-        worker("d1", Role.DECODE, kv_slots_available=500),
-        worker("d2", Role.DECODE, kv_slots_available=5000, sequences=10),
+        worker("d1", Role.DECODE, slots_available=500),
+        worker("d2", Role.DECODE, slots_available=5000, sequences=10),
     )
     assert names(route) == ("p", "d2")
 
@@ -167,7 +155,8 @@ def test_ties_are_drawn_evenly() -> None:
     rng = random.Random(3)
     by = placement()
     drawn = [
-        names(choose_route(view(*workers), DEMAND, MODEL, frozenset(), rng, by)) for _ in range(400)
+        names(choose_route(cluster_view(workers), DEMAND, MODEL, frozenset(), rng, by))
+        for _ in range(400)
     ]
     counts = {pair: drawn.count(pair) for pair in set(drawn)}
     assert len(counts) == 4
@@ -192,14 +181,14 @@ def test_a_joint_choice_is_the_least_of_all_pairs(policy: PolicyName) -> None:
         ]
         workers.append(worker("d", Role.DECODE))
         by = placement(policy)
-        whole = view(*workers)
-        route = choose_route(whole, DEMAND, MODEL, frozenset(), rng, by)
+        route = choose_route(cluster_view(workers), DEMAND, MODEL, frozenset(), rng, by)
         # Nothing is priced without a past, so the time of the route is what was least.
-        sources = whole.prefill or (None,)
+        sources = [each for each in workers if each.info.role is Role.PREFILL]
         pairs = [
-            ClusterView(() if source is None else (source,), (decode,))
-            for source in sources
-            for decode in whole.decode
+            cluster_view((decode,) if source is None else (source, decode))
+            for source in sources or [None]
+            for decode in workers
+            if decode.info.role is not Role.PREFILL
         ]
         costs = [choose_route(pair, DEMAND, MODEL, frozenset(), rng, by).cost_ms for pair in pairs]
         assert route.cost_ms == pytest.approx(min(costs))
@@ -213,5 +202,5 @@ def test_no_policy_takes_a_worker_to_avoid(policy: PolicyName) -> None:
     avoid = frozenset(map(WorkerId, ("p0", "p1", "d0", "d1")))
     rng, by = random.Random(5), placement(policy)
     for _ in range(30):
-        route = choose_route(view(*workers), DEMAND, MODEL, avoid, rng, by)
+        route = choose_route(cluster_view(workers), DEMAND, MODEL, avoid, rng, by)
         assert not route.workers & avoid

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import random
 
+import numpy as np
 import pytest
 
 from kvferry.ids import Incarnation, WorkerId
@@ -158,7 +159,7 @@ def test_a_worker_that_left_has_no_entries() -> None:
     assert (index.hit_blocks(W1, PROMPT), index.report().blocks) == (0, 0)
     # Who gets its number finds nothing of it.
     index.join(WorkerId("w3"), Incarnation(1))
-    assert index.hits(PROMPT).blocks == {}
+    assert not index.hits(PROMPT).any()
 
 
 def test_hits_of_all_workers_come_at_once() -> None:
@@ -167,15 +168,12 @@ def test_hits_of_all_workers_come_at_once() -> None:
     lengths = [(7 * number) % 6 for number in range(70)]
     for name, length in zip(names, lengths, strict=True):
         index.apply(batch(0, BlocksStored(PROMPT[:length]), worker=name, snapshot=True))
-    found = index.hits(PROMPT)
-    assert found.blocks == {n: length for n, length in zip(names, lengths, strict=True) if length}
-    assert found.holders == tuple(
-        (length, sum(other >= length for other in lengths)) for length in (5, 4, 3, 2, 1)
-    )
+    numbers = index.numbers_of([*names, WorkerId("nobody")])
+    assert index.hits(PROMPT)[numbers].tolist() == [*lengths, 0]
     assert index.report().blocks == 5
     index.leave(names[65])
-    assert found.blocks[names[65]] == 5
-    assert names[65] not in index.hits(PROMPT).blocks
+    assert index.hits(np.array(PROMPT, dtype=np.uint64))[numbers[65]] == 0
+    assert index.numbers_of([names[65]]) == numbers[-1]
 
 
 def test_a_worker_takes_no_more_than_its_share_and_what_is_known_stays_true() -> None:
