@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from kvferry.errors import ConfigError, WorkerUnavailable
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
 from router.api.cluster_metrics import ClusterMetrics
+from router.api.http_connections import BoundedSite, connections_max
 from router.api.http_failures import answer_failures
 from router.api.index_metrics import IndexMetrics
 from router.api.open_api import describe_api
@@ -98,16 +99,18 @@ async def serve_http(
         access_log=None,
         keepalive_timeout=_KEEP_ALIVE_S,
         shutdown_timeout=_CANCEL_S,
+        # What a few bytes may grow to has no bound; nobody compresses prompts.
+        auto_decompress=False,
     )
     await runner.setup()
-    host, port = address
     tls = None if security is None else security.tls
     ssl_context = None if tls is None else tls.context
-    site = web.TCPSite(runner, host, port, ssl_context=ssl_context)
+    site = BoundedSite(runner, address, ssl_context, connections_max())
     try:
         await site.start()
     except OSError as error:
         await runner.cleanup()
+        host, port = address
         problem = f"cannot bind {host}:{port}: {error.strerror}"
         raise ConfigError("router.http.port", problem) from error
     return HttpFrontDoor(runner, site, calls), runner.addresses[0][1]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from kvferry.limits import (
     CACHE_PRIORITY_MAX,
@@ -55,6 +56,18 @@ def _prompt_kind(value: Any) -> str:
     return _TEXTS if isinstance(value[0], str) else _IDS
 
 
+def _few_biases(value: Any) -> Any:
+    # Before a million entries are looked at one by one.
+    if isinstance(value, dict) and len(value) > LOGIT_BIAS_ENTRIES_MAX:
+        problem = f"has {len(value)} entries; at most {LOGIT_BIAS_ENTRIES_MAX}"
+        raise PydanticCustomError("too_long", problem)
+    return value
+
+
+_FIRST_ERROR = Field(fail_fast=True)
+"""Of lists: who sends a million wrong elements is told of one, and costs what one costs."""
+
+
 class Body(BaseModel):
     """Types are exact: a number in quotes is not a number."""
 
@@ -62,24 +75,25 @@ class Body(BaseModel):
 
 
 _TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenIds: TypeAlias = Annotated[list[_TokenId], _FIRST_ERROR]
 _Prompt: TypeAlias = Annotated[
     Annotated[str, Tag(_TEXT)]
-    | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX), Tag(_TEXTS)]
-    | Annotated[list[_TokenId], Tag(_IDS)]
-    | Annotated[list[list[_TokenId]], Field(max_length=PROMPTS_MAX), Tag(_ID_LISTS)],
+    | Annotated[list[str], Field(min_length=1, max_length=PROMPTS_MAX), _FIRST_ERROR, Tag(_TEXTS)]
+    | Annotated[_TokenIds, Tag(_IDS)]
+    | Annotated[list[_TokenIds], Field(max_length=PROMPTS_MAX), _FIRST_ERROR, Tag(_ID_LISTS)],
     Discriminator(_prompt_kind),
 ]
 _StopString: TypeAlias = Annotated[str, Field(min_length=1, max_length=STOP_STRING_CHARACTERS_MAX)]
 _Stop: TypeAlias = Annotated[
     Annotated[_StopString, Tag(_STRING)]
-    | Annotated[list[_StopString], Field(max_length=STOP_STRINGS_MAX), Tag(_LIST)],
+    | Annotated[list[_StopString], Field(max_length=STOP_STRINGS_MAX), _FIRST_ERROR, Tag(_LIST)],
     Discriminator(_list_or_string),
 ]
 _JsonSchema: TypeAlias = Annotated[
     Annotated[str, Tag(_STRING)] | Annotated[dict[str, Any], Tag(_OBJECT)],
     Discriminator(_object_or_string),
 ]
-_Choices: TypeAlias = Annotated[list[str], Field(min_length=1)]
+_Choices: TypeAlias = Annotated[list[str], Field(min_length=1), _FIRST_ERROR]
 
 
 class StreamOptions(Body):
@@ -136,12 +150,13 @@ class GenerationBody(Body):
                 Annotated[float, Field(ge=-100, le=100)],
             ],
             Field(max_length=LOGIT_BIAS_ENTRIES_MAX),
+            BeforeValidator(_few_biases),
         ]
         | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: _Stop | None = None
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=STOP_TOKEN_IDS_MAX)] | None = None
+    stop_token_ids: Annotated[_TokenIds, Field(max_length=STOP_TOKEN_IDS_MAX)] | None = None
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -162,7 +177,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: Literal[False] | None = None
     return_token_ids: Literal[False] | None = None
     return_tokens_as_token_ids: Literal[False] | None = None
-    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=0), _FIRST_ERROR] | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -203,13 +218,13 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
-            Annotated[str, Tag(_STRING)] | Annotated[list[TextPart], Tag(_LIST)],
+            Annotated[str, Tag(_STRING)] | Annotated[list[TextPart], _FIRST_ERROR, Tag(_LIST)],
             Discriminator(_list_or_string),
         ]
         | None
     ) = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Annotated[list[MessageToolCall], _FIRST_ERROR] | None = None
     tool_call_id: str | None = None
     function_call: None = None
     audio: None = None
@@ -246,11 +261,13 @@ class NamedTool(Body):
 class ChatBody(GenerationBody):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=CHAT_MESSAGES_MAX)]
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=CHAT_MESSAGES_MAX), _FIRST_ERROR
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAX)] | None = None
-    tools: Annotated[list[ToolBody], Field(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=TOOLS_MAX), _FIRST_ERROR] | None = None
     tool_choice: (
         Annotated[
             Annotated[Literal["none", "auto", "required"], Tag(_STRING)]

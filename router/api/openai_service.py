@@ -192,6 +192,9 @@ async def _read(request: web.Request, kind: type[_BodyT]) -> _BodyT:
     if request.content_type != "application/json":
         message = "content-type: must be application/json"
         raise HttpRefusal(415, "unsupported_media_type", message)
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        message = "content-encoding: must be identity, which is the default"
+        raise HttpRefusal(415, "unsupported_media_type", message)
     try:
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             data = await request.read()
@@ -201,6 +204,8 @@ async def _read(request: web.Request, kind: type[_BodyT]) -> _BodyT:
     except web.HTTPRequestEntityTooLarge as error:
         message = f"body: has more than {request.client_max_size} bytes"
         raise HttpRefusal(413, "request_too_large", message) from error
+    except web.RequestPayloadError as error:
+        raise HttpRefusal(400, "invalid_body", "body: is not framed as HTTP asks") from error
     if len(data) <= _INLINE_BODY_BYTES_MAX:
         return read_body(kind, data)
     return await asyncio.to_thread(read_body, kind, data)
