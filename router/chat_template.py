@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from router.request import ChatMessage, Tool
 
+_SET_HERE = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+)
+"""Variables of a template that say what the conversation is. None of them is a client's to set."""
+
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 """What a template raises at a conversation that its author had not thought of."""
 
@@ -50,15 +55,20 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError("model.path", f"the chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._options = names - _SET_HERE - self._special_tokens.keys() - environment.globals.keys()
+        """Variables that change how the conversation is shown, such as `enable_thinking`."""
         self.has_tools = "tools" in names
         """Whether it tells the model which tools there are."""
         self.tool_format = _tool_format(source) if self.has_tools else None
         """How the model then calls them; None if that is not known."""
         self._knows_calls = "tool_calls" in source
 
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> str:
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), options: str = ""
+    ) -> str:
         """The conversation up to where the assistant is to speak.
 
+        `options`: a JSON object of variables of the template; what it does not know is ignored.
         Raises `InvalidInput` naming `chat.messages` when the template refuses the conversation,
         and the field of `chat` that is not JSON or that the template has no place for.
         """
@@ -69,12 +79,19 @@ class ChatTemplate:
         variables: dict[str, Any] = {**self._special_tokens, "messages": turns}
         if offered:
             variables["tools"] = offered
+        variables |= self._chosen(options)
         try:
             return self._template.render(variables, add_generation_prompt=True)
         except _FAILURES as error:
             raise InvalidInput(
                 "chat.messages", f"the model's chat template refuses them: {error}"
             ) from error
+
+    def _chosen(self, options: str) -> dict[str, Any]:
+        given = _json_object("chat.template_options", options)
+        for name in given.keys() & (_SET_HERE | self._special_tokens.keys()):
+            raise InvalidInput(f"chat.template_options.{name}", "is not for clients to set")
+        return {name: value for name, value in given.items() if name in self._options}
 
     def _turn(self, name: str, message: ChatMessage) -> dict[str, Any]:
         turn: dict[str, Any] = {"role": message.role, "content": message.content}

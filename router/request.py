@@ -68,6 +68,8 @@ class ChatInput:
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
+    template_options: str = ""
+    """A JSON object of variables of the template, such as `enable_thinking`; empty: none."""
 
 
 PromptInput: TypeAlias = TextInput | TokenInput | ChatInput

@@ -75,6 +75,7 @@ class Tokenizer:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool] = (),
+        template_options: str = "",
         tokens_max: int | None = None,
     ) -> TokenIds:
         """Ids of a rendered conversation.
@@ -85,7 +86,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidInput("chat", "this model has no chat template; send text or token_ids")
-        text = self.chat_template.render(messages, tools)
+        text = self.chat_template.render(messages, tools, template_options)
         return np.concatenate(tuple(self._pieces("chat", text, tokens_max)))
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -65,9 +65,9 @@ def prompt_characters(prompt: PromptInput) -> int:
             return len(text)
         case TokenInput():
             return 0
-        case ChatInput(messages, tools):
+        case ChatInput(messages, tools, options):
             of_tools = sum(len(tool.description) + len(tool.parameters) for tool in tools)
-            return of_tools + sum(map(_message_characters, messages))
+            return len(options) + of_tools + sum(map(_message_characters, messages))
 
 
 def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer, tokens_max: int) -> TokenIds:
@@ -80,8 +80,8 @@ def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer, tokens_max: int) ->
             return tokenizer.encode(text, tokens_max)
         case TokenInput(token_ids):
             return token_ids
-        case ChatInput(messages, tools):
-            return tokenizer.encode_chat(messages, tools, tokens_max)
+        case ChatInput(messages, tools, options):
+            return tokenizer.encode_chat(messages, tools, options, tokens_max)
 
 
 def cache_use_of(request: ClientRequest, weights: str) -> CacheUse:

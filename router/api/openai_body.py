@@ -277,6 +277,7 @@ class ChatBody(GenerationBody):
         | None
     ) = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     functions: None = None
     function_call: None = None
@@ -284,7 +285,6 @@ class ChatBody(GenerationBody):
     audio: None = None
     web_search_options: None = None
     chat_template: None = None
-    chat_template_kwargs: None = None
     documents: None = None
     add_generation_prompt: Literal[True] | None = None
     continue_final_message: Literal[False] | None = None
@@ -295,7 +295,7 @@ NOT_SUPPORTED = frozenset(
         *("echo", "use_beam_search", "prompt_logprobs", "skip_special_tokens"),
         *("include_stop_str_in_output", "return_token_ids", "return_tokens_as_token_ids"),
         *("bad_words", "best_of", "suffix", "function_call", "functions", "modalities", "audio"),
-        *("web_search_options", "chat_template", "chat_template_kwargs", "documents"),
+        *("web_search_options", "chat_template", "documents"),
         *("add_generation_prompt", "continue_final_message", "structural_tag"),
     )
 )

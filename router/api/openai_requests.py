@@ -56,6 +56,7 @@ _NAMES = {
     "chat": "messages",
     "chat.messages": "messages",
     "chat.tools": "tools",
+    "chat.template_options": "chat_template_kwargs",
     "input": "prompt",
     "text": "prompt",
     "token_ids": "prompt",
@@ -139,7 +140,7 @@ def completion_question(body: CompletionBody, caller: Caller) -> Question:
 
 def chat_question(body: ChatBody, caller: Caller) -> Question:
     """Raises `InvalidInput`."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidInput("top_logprobs", "needs logprobs to be true")
     tool_use = _tool_use(body)
     limit = body.max_completion_tokens or body.max_tokens or _UNBOUNDED_TOKENS
@@ -154,7 +155,9 @@ def chat_question(body: ChatBody, caller: Caller) -> Question:
     messages = tuple(_message(f"messages[{i}]", each) for i, each in enumerate(body.messages))
     # A model that may not call has no use for what it could call.
     offered = () if tool_use.calling is Calling.TEXT else tuple(map(_tool, body.tools or ()))
-    prompts: list[PromptInput] = [ChatInput(messages, offered)]
+    given = body.chat_template_kwargs
+    options = "" if given is None else json.dumps(given, ensure_ascii=False)
+    prompts: list[PromptInput] = [ChatInput(messages, offered, options)]
     return _question(body, caller, prompts, SamplingParams(**sampling), names, tool_use)
 
 
@@ -329,11 +332,15 @@ def _call_constraint(body: ChatBody, tool_use: ToolUse) -> Constraint:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": schema},
+            # A name of its own keeps the references of a schema, `#/$defs/...`, within it.
+            "properties": {
+                "name": {"const": name},
+                "parameters": {"$id": f"urn:tool:{number}"} | schema,
+            },
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for name, schema in parameters.items()
+        for number, (name, schema) in enumerate(parameters.items())
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if not tool_use.is_parallel:

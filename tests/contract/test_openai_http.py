@@ -10,6 +10,7 @@ import pytest
 
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.generation import AttemptUsage, FinishReason
+from kvferry.grammar import GrammarCompiler
 from kvferry.sampling import Constraint, ConstraintKind
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.openai_bench import HI, TOOL_TEMPLATE, TOOLS, ids_of, run, says
@@ -296,5 +297,62 @@ def test_a_call_that_must_be_made_is_constrained(directory: Path) -> None:
         assert schemas[0] == TOOLS[0]["function"]["parameters"]
         call = schemas[1]["items"]["anyOf"][0]["properties"]
         assert call["name"] == {"const": "weather"}
+
+    run(directory, test, worker)
+
+
+def test_schemas_of_tools_refer_to_their_own_parts(directory: Path) -> None:
+    """As those do that libraries derive from types."""
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config["chat_template"] = TOOL_TEMPLATE
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"place": {"$ref": "#/$defs/Place"}},
+                    "$defs": {"Place": {"type": kind}},
+                },
+            },
+        }
+        for name, kind in (("weather", "string"), ("height", "integer"))
+    ]
+    text = '[{"name": "height", "parameters": {"place": 7}}]'
+    compiler = GrammarCompiler(directory, 264, (257,))
+
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        answer = await client.chat.completions.create(
+            model=SERVED, messages=HI, tools=tools, tool_choice="required"
+        )
+        assert answer.choices[0].message.tool_calls[0].function.name == "height"
+        constraint = worker.requests[0].sampling.constraint
+        for said, is_allowed in ((text, True), (text.replace("7", '"7"'), False)):
+            matcher = compiler.compile(constraint).result().matcher()
+            ids = ids_of(said)
+            assert (matcher.try_consume_tokens(list(ids)) == len(ids)) is is_allowed
+
+    worker = says(text)
+    run(directory, test, worker)
+    compiler.close()
+
+
+def test_options_of_the_chat_template(directory: Path) -> None:
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ messages[0].content }}{% if not think %} /no{% endif %}"
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    worker = says("a")
+
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        for think, shown in ((True, "hi"), (False, "hi /no")):
+            await client.chat.completions.create(
+                model=SERVED,
+                messages=HI,
+                extra_body={"chat_template_kwargs": {"think": think, "unknown": 1}},
+            )
+            prompt = worker.requests[-1].prompt
+            assert bench.router.tokenizer.decode(prompt) == shown
 
     run(directory, test, worker)

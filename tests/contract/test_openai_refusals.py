@@ -42,6 +42,13 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, {"messages": HI, "tool_choice": "required"}, 400, "tool_choice"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, 400, "top_logprobs"),
     (CHAT, {"messages": HI, "stream_options": {}}, 400, "stream_options"),
+    (
+        CHAT,
+        {"messages": HI, "chat_template_kwargs": {"messages": []}},
+        400,
+        "chat_template_kwargs.messages",
+    ),
+    (TEXT, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
     (CHAT, {"messages": HI, "functions": []}, 400, "functions"),
     (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 600}]}, 400, "messages"),

@@ -70,3 +70,28 @@ def test_what_a_template_has_no_place_for_is_refused_by_name(source, messages, t
     with pytest.raises(InvalidInput) as caught:
         ChatTemplate(source, {}).render(messages, tools)
     assert caught.value.field == field
+
+
+def test_options_that_the_template_has_are_its_variables_and_others_are_ignored():
+    source = "{{ bos_token }}{% if think is defined and not think %}quick{% endif %}{{ m }}"
+    template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    assert template.render([HI]) == "hi"
+    assert template.render([HI], options='{"think": false, "other": 1, "range": 2}') == "quickhi"
+    assert template.render([HI], options='{"think": true}') == "hi"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ('{"messages": []}', "chat.template_options.messages"),
+        ('{"add_generation_prompt": false}', "chat.template_options.add_generation_prompt"),
+        ('{"bos_token": "x"}', "chat.template_options.bos_token"),
+        ("[]", "chat.template_options"),
+        ("{", "chat.template_options"),
+    ],
+)
+def test_what_the_conversation_is_is_no_option(options, field):
+    template = ChatTemplate("{{ bos_token }}" + PLAIN, {"bos_token": "<s>"})
+    with pytest.raises(InvalidInput) as caught:
+        template.render([HI], options=options)
+    assert caught.value.field == field
