@@ -25,7 +25,9 @@ from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL, load_config, settings
 from kvferry.convert import sharing_to_wire
 from kvferry.errors import ConfigError, InvalidInput, KvferryError
-from kvferry.router_config import RouterConfig
+from kvferry.limits import DRAIN_S
+from kvferry.membership import Role
+from kvferry.router_config import RouterConfig, SecurityConfig
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.setting_texts import setting_texts
 
@@ -91,13 +93,27 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_argument("--counters", action="store_true", help="show what each worker counted")
     audit = _add(commands, "audit", _audit, "check every account of KV on the running workers")
     audit.add_argument("worker", nargs="?", default="", help="default: all of them")
-    for command in (generate, chat, status, audit):
+    for command in (generate, chat, status, audit, *_add_orders(commands)):
         _add_address(command)
     for command in (generate, chat):
         _add_sampling(command)
     model = _add(commands, "import-model", _import_model, "make a model ready to be served")
     model.add_argument("model", nargs="?", default=BUNDLED_MODEL, help="default: %(default)s")
     return parser
+
+
+def _add_orders(commands: Any) -> tuple[argparse.ArgumentParser, ...]:
+    """Who shall be in the cluster."""
+    add = _add(commands, "add-worker", _add_worker, "start one more worker")
+    change = _add(commands, "set-role", _set_role, "use a worker for something else from now on")
+    remove = _add(commands, "remove-worker", _remove_worker, "drain a worker, then end it")
+    for command in (change, remove):
+        command.add_argument("worker")
+    for command in (add, change):
+        command.add_argument("role", choices=[role.value for role in Role])
+    text = "how long it may take to do what it has; default: %(default)s"
+    remove.add_argument("--drain-s", type=float, default=DRAIN_S, help=text)
+    return add, change, remove
 
 
 def _add(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -240,10 +256,13 @@ def _watch(cluster: LocalCluster, view: ClusterView) -> None:
         while True:
             view = cluster.wait_for_change(view.changes, _WATCH_S)
             for report in view.reports:
-                if report.phase is not seen[report.name]:
+                if report.phase is not seen.get(report.name):
                     reason = f" ({report.last_end})" if report.phase is Phase.WAITING else ""
                     print(f"{report.name}: {report.phase.value}{reason}", flush=True)  # noqa: T201
                     seen[report.name] = report.phase
+            for name in seen.keys() - {report.name for report in view.reports}:
+                print(f"{name}: removed", flush=True)  # noqa: T201
+                del seen[name]
     except KeyboardInterrupt:
         return
 
@@ -251,7 +270,11 @@ def _watch(cluster: LocalCluster, view: ClusterView) -> None:
 def _demo(arguments: argparse.Namespace) -> None:
     from cluster.demo import run_demo
 
-    run_demo(_resolved(_config_of(arguments)), MonotonicClock())
+    config = _config_of(arguments)
+    if config.router.security != SecurityConfig():
+        problem = "must be empty: the demo shows no key and no certificate; try `kvferry serve`"
+        raise ConfigError("router.security", problem)
+    run_demo(_resolved(config), MonotonicClock())
 
 
 def _generate(arguments: argparse.Namespace) -> None:
@@ -285,6 +308,25 @@ def _status(arguments: argparse.Namespace) -> None:
 def _audit(arguments: argparse.Namespace) -> None:
     with _client(arguments) as client:
         console.audit(client, arguments.worker)
+
+
+def _add_worker(arguments: argparse.Namespace) -> None:
+    with _client(arguments) as client:
+        name = client.add_worker(arguments.role)
+    print(f"{name} is being started; `kvferry status` shows it when it serves")  # noqa: T201
+
+
+def _set_role(arguments: argparse.Namespace) -> None:
+    with _client(arguments) as client:
+        client.set_role(arguments.worker, arguments.role)
+    print(f"{arguments.worker} is used for {arguments.role} from now on")  # noqa: T201
+
+
+def _remove_worker(arguments: argparse.Namespace) -> None:
+    with _client(arguments) as client:
+        drained = client.remove_worker(arguments.worker, arguments.drain_s)
+    rest = "it had nothing left to do" if drained else "what it had goes on at other workers"
+    print(f"{arguments.worker} has left the cluster; {rest}")  # noqa: T201
 
 
 def _import_model(arguments: argparse.Namespace) -> None:
@@ -343,7 +385,7 @@ def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
     names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
-    names += ["--cache-salt", "--sharing", "--priority", "--n"]
+    names += ["--cache-salt", "--sharing", "--priority", "--n", "--drain-s"]
     names += [f"--{name}" for name, _ in _TLS_FLAGS]
     if command in ("serve", "demo"):
         names = [f"--{name}" for name, _ in settings()]

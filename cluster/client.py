@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import grpc
 
 from cluster.client_security import ClientSecurity
-from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, CLIENT_MESSAGE_BYTES_MAX
+from kvferry.limits import (
+    AUDIT_CALL_GRACE_S,
+    AUDIT_TIMEOUT_S,
+    CLIENT_MESSAGE_BYTES_MAX,
+    STOP_TIMEOUT_S,
+)
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
 
@@ -103,6 +108,37 @@ class Client:
         except grpc.RpcError as error:
             raise self._failure(error) from error
         return answer
+
+    def add_worker(self, role: str) -> str:
+        """Start one more worker; returns its name at once."""
+        order = inference.AddWorkerRequest(role=role)
+        try:
+            answer = self._admin.AddWorker(
+                order, timeout=_STATUS_TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        name: str = answer.worker_id
+        return name
+
+    def set_role(self, worker_id: str, role: str) -> None:
+        """Have a worker used for something else."""
+        order = inference.SetRoleRequest(worker_id=worker_id, role=role)
+        try:
+            self._admin.SetRole(order, timeout=_STATUS_TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    def remove_worker(self, worker_id: str, drain_s: float) -> bool:
+        """Have a worker drained and ended; whether it had nothing left to do then."""
+        order = inference.RemoveWorkerRequest(worker_id=worker_id, drain_s=drain_s)
+        timeout_s = drain_s + 2 * STOP_TIMEOUT_S
+        try:
+            answer = self._admin.RemoveWorker(order, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        drained: bool = answer.drained
+        return drained
 
     def __enter__(self) -> Client:
         return self

@@ -10,26 +10,45 @@ late, counted and ignored. Per member:
 
 A member that is not heard of for `HEALTH_SILENCE_MAX_S` is killed and counts as ended. Workers
 that are running are the membership; its version grows with each change.
+
+An operator may add workers, use one in another role, and take one out: it drains first, and one
+that drains is not started again when it ends. No name is used twice, so that no report is about
+another worker.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
-from cluster.members import MemberInfo, MemberSpec, RouterInfo, RouterSpec
+from cluster.members import (
+    MemberInfo,
+    MemberSpec,
+    RouterInfo,
+    RouterSpec,
+    WorkerSpec,
+    group_of,
+    worker_spec,
+)
+from kvferry.config import WorkersConfig
+from kvferry.errors import InvalidInput, UnknownWorker
 from kvferry.limits import (
     HEALTH_SILENCE_MAX_S,
     RESTART_BACKOFF_MAX_S,
     RESTART_BACKOFF_RESET_S,
     WORKER_START_TIMEOUT_S,
 )
-from kvferry.membership import Membership, WorkerInfo
+from kvferry.membership import Membership, Role, WorkerInfo
 
 if TYPE_CHECKING:
     from kvferry.clock import Clock
+    from kvferry.ids import WorkerId
+
+
+_GROUPS = WorkersConfig()
 
 
 class Phase(Enum):
@@ -69,7 +88,7 @@ class Stop:
 
 
 Effect: TypeAlias = Launch | Kill
-"""What `due` asks for. `Stop` comes from `shut_down` alone."""
+"""What `due` asks for. `Stop` comes from `remove` and `shut_down` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +116,40 @@ class _Member:
     failures: int = 0
     """Launches that ended since one of them last ran for long enough."""
     info: MemberInfo | None = None
+    role: Role | None = None
+    """What routers use it for; None: for what it was made."""
+    is_draining: bool = False
     last_end: str = ""
     has_run: bool = False
     failed_for_good: bool = False
+
+    def told_info(self) -> MemberInfo | None:
+        """As routers are told of it."""
+        info = self.info
+        if not isinstance(info, WorkerInfo):
+            return info
+        role = info.role if self.role is None else self.role
+        return dataclasses.replace(info, role=role, is_draining=self.is_draining)
 
 
 class ClusterState:
     """What shall run and what does. Not thread safe; its owner calls it from one place."""
 
-    def __init__(self, specs: tuple[MemberSpec, ...], backoff_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        specs: tuple[MemberSpec, ...],
+        backoff_s: float,
+        clock: Clock,
+        groups: WorkersConfig = _GROUPS,
+    ) -> None:
+        """`groups` say how a worker is set up that is added."""
         names = [spec.name for spec in specs]
         assert len(set(names)) == len(names), f"two members share a name: {names}"
         now = clock.now()
         self._members = {spec.name: _Member(spec, due=now) for spec in specs}
+        self._names = set(names)
+        """All that were ever given."""
+        self._groups = groups
         self._backoff_s = backoff_s
         self._clock = clock
         self._membership = Membership(0, ())
@@ -137,7 +177,7 @@ class ClusterState:
                 member.spec.name,
                 member.phase,
                 member.launch,
-                member.info,
+                member.told_info(),
                 member.last_end,
                 member.failed_for_good,
             )
@@ -148,7 +188,7 @@ class ClusterState:
         """Effects whose time has come. Each is returned once."""
         now = self._clock.now()
         effects: list[Effect] = []
-        for member in self._members.values():
+        for member in tuple(self._members.values()):
             if member.phase is Phase.STOPPED or member.due > now or member.failed_for_good:
                 continue
             if member.phase is Phase.WAITING:
@@ -206,6 +246,63 @@ class ClusterState:
         member.failed_for_good = for_good and not member.has_run
         self._publish()
 
+    def add_worker(self, role: Role) -> WorkerId:
+        """One more of this role's group, to be launched at once. Returns its name.
+
+        Raises `InvalidInput` for a role that this cluster does not know.
+        """
+        self._check_role(role)
+        number = next(n for n in itertools.count() if f"{role.value}-{n}" not in self._names)
+        # What Ray reserves was set when it started; a further worker shares it with the others.
+        spec = dataclasses.replace(
+            worker_spec(role, number, group_of(self._groups, role)), cpus=0.0
+        )
+        self._names.add(spec.name)
+        self._members[spec.name] = _Member(spec, due=self._clock.now())
+        return spec.worker_id
+
+    def set_role(self, worker_id: str, role: Role) -> None:
+        """Routers use a worker for this from now on; it goes on with what it has.
+
+        Raises `UnknownWorker`, and `InvalidInput` for a role that this cluster does not know, for a
+        worker that drains, and if nobody were left who decodes.
+        """
+        self._check_role(role)
+        member = self._staying(worker_id)
+        if role is Role.PREFILL:
+            self._check_others_decode(member)
+        member.role = role
+        self._publish()
+
+    def drain(self, worker_id: str) -> int | None:
+        """Routers give a worker nothing new from now on, and it is not started again.
+
+        Returns the version of the membership that says so; None for one that is not running, which
+        has nothing to end. Raises `UnknownWorker`, and `InvalidInput` for one that drains already
+        and if nobody were left who decodes.
+        """
+        member = self._staying(worker_id)
+        self._check_others_decode(member)
+        member.is_draining = True
+        self._publish()
+        return self._membership.version if member.phase is Phase.RUNNING else None
+
+    def is_running(self, worker_id: str) -> bool:
+        """Whether a worker of that name runs."""
+        member = self._members.get(worker_id)
+        return member is not None and member.phase is Phase.RUNNING
+
+    def remove(self, worker_id: str) -> Stop | None:
+        """A worker that drains is part of the cluster no more. Its process, to be stopped, if any;
+        one that has ended meanwhile is gone already."""
+        member = self._members.pop(worker_id, None)
+        if member is None:
+            return None
+        assert member.is_draining, f"{worker_id}: only what drains is removed"
+        self._publish()
+        is_launched = member.phase in (Phase.STARTING, Phase.RUNNING)
+        return Stop(worker_id, member.launch) if is_launched else None
+
     def shut_down(self) -> tuple[tuple[Stop, ...], tuple[Stop, ...]]:
         """Nothing is wanted any more. What is to be stopped: routers, and when they have, workers.
 
@@ -222,8 +319,35 @@ class ClusterState:
         self._publish()
         return tuple(routers), tuple(workers)
 
+    def _check_role(self, role: Role) -> None:
+        hands_off = self._groups.prefill.count + self._groups.decode.count > 0
+        if role is not Role.BOTH and not hands_off:
+            # Such workers may keep less KV than a handoff takes (`window_of_kv`).
+            raise InvalidInput("role", "must be both: this cluster was started without handoffs")
+
+    def _staying(self, worker_id: str) -> _Member:
+        member = self._members.get(worker_id)
+        if member is None or not isinstance(member.spec, WorkerSpec):
+            known = [m.spec.name for m in self._members.values() if isinstance(m.spec, WorkerSpec)]
+            raise UnknownWorker(worker_id, known)
+        if member.is_draining:
+            raise InvalidInput("worker_id", f"{worker_id} is being taken out already")
+        return member
+
+    def _check_others_decode(self, member: _Member) -> None:
+        workers = self._membership.workers
+        decoding = {
+            w.worker_id for w in workers if w.role is not Role.PREFILL and not w.is_draining
+        }
+        if decoding == {member.spec.name}:
+            problem = f"{member.spec.name} is the only one running that decodes"
+            raise InvalidInput("worker_id", problem)
+
     def _current(self, name: str, launch: int) -> _Member | None:
-        member = self._members[name]
+        member = self._members.get(name)
+        if member is None:
+            self.late_reports += 1
+            return None
         assert launch <= member.launch, f"{name}: launch {launch} was never asked for"
         if launch == member.launch:
             return member
@@ -241,9 +365,11 @@ class ClusterState:
         member.info = None
         member.due = now + wait_s
         member.last_end = reason
+        if member.is_draining:
+            del self._members[member.spec.name]
 
     def _publish(self) -> None:
-        infos = (member.info for member in self._members.values())
+        infos = (member.told_info() for member in self._members.values())
         workers = tuple(info for info in infos if isinstance(info, WorkerInfo))
         if workers != self._membership.workers:
             self._membership = Membership(self._membership.version + 1, workers)

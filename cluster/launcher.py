@@ -49,6 +49,11 @@ class MemberHandle(Protocol):
         """The workers that a router can reach now. Never called on workers."""
         ...
 
+    async def has_work_at(self, worker_id: str) -> bool:
+        """Whether a router, or that worker itself, knows of something it has to do or may have.
+        Never called on workers."""
+        ...
+
     async def stop(self) -> None:
         """End requests, close ports, free memory. The process itself is ended by `kill`."""
         ...

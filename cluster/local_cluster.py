@@ -198,14 +198,18 @@ class LocalCluster:
 
 def check_port_free(router: RouterConfig) -> None:
     """Raise `ConfigError` if a port of the router is taken, before half a cluster has started."""
-    ports = {"router.port": router.port, "router.http.port": http_port_of(router)}
-    for name, port in ports.items():
+    addresses = {
+        "router.port": (router.host, router.port),
+        "router.http.port": (router.host, http_port_of(router)),
+        "router.smg.port": (router.smg.host, router.smg.port),
+    }
+    for name, (host, port) in addresses.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((router.host, port))
+                probe.bind((host, port))
             except OSError as error:
-                problem = f"{router.host}:{port} is in use ({error.strerror})"
+                problem = f"{host}:{port} is in use ({error.strerror})"
                 hint = "0 takes a free one" if name == "router.port" else "set another one"
                 raise ConfigError(name, f"{problem}; {hint}") from error
 

@@ -9,7 +9,7 @@ from kvferry.ids import WorkerId
 from kvferry.membership import Role, WorkerInfo
 
 if TYPE_CHECKING:
-    from kvferry.config import ClusterConfig, WorkerGroupConfig
+    from kvferry.config import ClusterConfig, WorkerGroupConfig, WorkersConfig
     from kvferry.router_config import RouterConfig
 
 ROUTER_NAME = "router-0"
@@ -72,20 +72,32 @@ MemberInfo: TypeAlias = WorkerInfo | RouterInfo
 
 def members_of(config: ClusterConfig) -> tuple[MemberSpec, ...]:
     """Routers first: a worker is of no use before a router knows it."""
-    groups: tuple[tuple[Role, WorkerGroupConfig], ...] = (
-        (Role.PREFILL, config.workers.prefill),
-        (Role.DECODE, config.workers.decode),
-        (Role.BOTH, config.workers.both),
-    )
     router = RouterSpec(
         ROUTER_NAME, config.router.host, config.router.port, http_port_of(config.router)
     )
     workers = tuple(
-        WorkerSpec(WorkerId(f"{role.value}-{number}"), role, group.cpus, group.gpus, group.threads)
-        for role, group in groups
-        for number in range(group.count)
+        worker_spec(role, number, group_of(config.workers, role))
+        for role in Role
+        for number in range(group_of(config.workers, role).count)
     )
     return (router, *workers)
+
+
+def worker_spec(role: Role, number: int, group: WorkerGroupConfig) -> WorkerSpec:
+    """The worker of this number of a group."""
+    name = WorkerId(f"{role.value}-{number}")
+    return WorkerSpec(name, role, group.cpus, group.gpus, group.threads)
+
+
+def group_of(groups: WorkersConfig, role: Role) -> WorkerGroupConfig:
+    """How workers that are made for this role are set up."""
+    match role:
+        case Role.PREFILL:
+            return groups.prefill
+        case Role.DECODE:
+            return groups.decode
+        case Role.BOTH:
+            return groups.both
 
 
 def http_port_of(router: RouterConfig) -> int:

@@ -23,15 +23,16 @@ from cluster.process_census import MARK
 from cluster.router_actor import RouterActor
 from cluster.supervisor_actor import SupervisorActor
 from cluster.worker_actor import WorkerActor
-from kvferry.errors import WorkerUnavailable
+from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import OBJECT_STORE_BYTES, STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
+from router.cluster_control import ClusterControl
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from cluster.supervisor import ClusterView
-    from kvferry.membership import Membership
+    from kvferry.membership import Membership, Role
 
 _NAMESPACE = "kvferry"
 _SUPERVISOR_NAME = "supervisor"
@@ -175,7 +176,36 @@ class RayLauncher(Launcher):
 
     def _launch_router(self, spec: RouterSpec, launch: int) -> Any:
         options = {"num_cpus": 0, "max_concurrency": _CALLS_AT_ONCE}
-        return _actor(RouterActor, spec.name, launch, options).remote(self._config, spec)
+        control = _RayControl(ray.get_runtime_context().current_actor)
+        return _actor(RouterActor, spec.name, launch, options).remote(self._config, spec, control)
+
+
+class _RayControl(ClusterControl):
+    """The supervisor, seen from a router."""
+
+    def __init__(self, supervisor: Any) -> None:
+        self._supervisor = supervisor
+
+    async def add_worker(self, role: Role) -> str:
+        return await _order(self._supervisor.add_worker.remote, role)
+
+    async def set_role(self, worker_id: str, role: Role) -> None:
+        await _order(self._supervisor.set_role.remote, worker_id, role)
+
+    async def remove_worker(self, worker_id: str, drain_s: float) -> bool:
+        return await _order(self._supervisor.remove_worker.remote, worker_id, drain_s)
+
+
+async def _order(method: Callable[..., Awaitable[_T | KvferryError]], *arguments: object) -> _T:
+    try:
+        outcome = await method(*arguments)
+    except RayTaskError:
+        raise  # A bug of ours in the actor.
+    except RayError as error:
+        raise WorkerUnavailable(f"the supervisor does not answer: {_short(error)}") from error
+    if isinstance(outcome, KvferryError):
+        raise outcome
+    return outcome
 
 
 def _actor(kind: type, name: str, launch: int, options: dict[str, Any]) -> Any:
@@ -205,6 +235,9 @@ class _RayMember(MemberHandle):
 
     async def reached_workers(self) -> tuple[str, ...]:
         return await _ask(self._actor.reached_workers.remote)
+
+    async def has_work_at(self, worker_id: str) -> bool:
+        return await _ask(self._actor.has_work_at.remote, worker_id)
 
     async def stop(self) -> None:
         await _ask(self._actor.stop.remote)

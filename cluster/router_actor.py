@@ -6,6 +6,7 @@ A plain class of coroutines; `ray_runtime` makes it an actor, whose asyncio loop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ from cluster.members import RouterInfo, RouterSpec
 from kvferry.clock import MonotonicClock
 from kvferry.config import config_from_mapping
 from kvferry.errors import InvalidInput, KvferryError
+from kvferry.ids import WorkerId
 from kvferry.limits import STOP_TIMEOUT_S
 from kvferry.telemetry import configure_logging
 
@@ -27,24 +29,32 @@ if TYPE_CHECKING:
     from router.api.grpc_server import FrontDoor
     from router.api.http_server import HttpFrontDoor
     from router.api.security import Security
+    from router.api.smg_server import SmgDoor
+    from router.cluster_control import ClusterControl
     from router.router import Router
 
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 0.5 * STOP_TIMEOUT_S
-"""For streams that are nearly done; what is left of the stop's time is for closing."""
+"""For answers that are nearly done; those that are not get an error instead of an end."""
+_CLOSING_S = 0.1 * STOP_TIMEOUT_S
+"""For clients to read that; what is left of the stop's time is for the rest."""
 
 
 class RouterActor:
     """Hosts one router."""
 
-    def __init__(self, config: Mapping[str, Any], spec: RouterSpec) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], spec: RouterSpec, control: ClusterControl
+    ) -> None:
+        """`control` carries out what operators order."""
         configure_logging(spec.name)
         self._config = config_from_mapping(config)
         self._spec = spec
+        self._control = control
         self._stopped = asyncio.Event()
         self._router: Router | None = None
-        self._doors: list[FrontDoor | HttpFrontDoor] = []
+        self._doors: list[FrontDoor | HttpFrontDoor | SmgDoor] = []
         self._security: Security | None = None
 
     async def start(self) -> StartOutcome:
@@ -54,6 +64,7 @@ class RouterActor:
         from router.api.http_server import serve_http
         from router.api.request_metrics import RequestMetrics
         from router.api.security import Security
+        from router.api.smg_server import serve_smg
         from router.router import Router
 
         try:
@@ -64,12 +75,17 @@ class RouterActor:
             self._router = Router(self._config, directory, clock, random.Random())
             await self._router.start()
             metrics, host = RequestMetrics(self._router, clock), self._spec.host
-            door, port = await serve(self._router, host, self._spec.port, self._security, metrics)
+            door, port = await serve(
+                self._router, host, self._spec.port, self._security, metrics, self._control
+            )
             self._doors.append(door)
             http_door, http_port = await serve_http(
                 self._router, metrics, (host, self._spec.http_port), self._security
             )
             self._doors.append(http_door)
+            smg_door = await serve_smg(self._router, self._config.router.smg, metrics)
+            if smg_door is not None:
+                self._doors.append(smg_door)
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
@@ -94,15 +110,26 @@ class RouterActor:
         summaries = self._router.worker_summaries()
         return tuple(each.info.worker_id for each in summaries if each.is_reachable)
 
+    async def has_work_at(self, worker_id: str) -> bool:
+        """See `router.draining`."""
+        from router.draining import has_work_at
+
+        assert self._router is not None, "asked after start"
+        return await has_work_at(self._router.fleet, WorkerId(worker_id))
+
     async def stop(self) -> None:
-        """Refuse new requests, end the running ones, close."""
-        try:
-            await asyncio.gather(*(door.stop(_GRACE_S) for door in self._doors))
+        """Refuse new requests, let running ones end or tell their clients why not, close."""
+        # The last of these first, each of them even if another one fails.
+        async with contextlib.AsyncExitStack() as steps:
+            steps.callback(self._stopped.set)
+            if self._router is not None:
+                steps.push_async_callback(self._router.stop)
             if self._security is not None:
-                await self._security.stop()
-        finally:
-            try:
-                if self._router is not None:
-                    await self._router.stop()
-            finally:
-                self._stopped.set()
+                steps.push_async_callback(self._security.stop)
+            steps.push_async_callback(self._close_doors)
+            if self._router is not None:
+                # Behind open doors: whoever asks meanwhile is told when to ask again.
+                await self._router.wind_down(_GRACE_S)
+
+    async def _close_doors(self) -> None:
+        await asyncio.gather(*(door.stop(_CLOSING_S) for door in self._doors))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.cluster_state import ClusterState, Effect, Kill, Launch, MemberReport, Stop
 from cluster.launcher import MemberEnded, StartRefused
 from cluster.members import RouterInfo
+from kvferry.errors import WorkerUnavailable
 from kvferry.limits import HEALTH_INTERVAL_S, STOP_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
     from cluster.launcher import Launcher, MemberHandle
     from cluster.members import MemberInfo, MemberSpec
     from kvferry.clock import Clock
-    from kvferry.membership import Membership
+    from kvferry.ids import WorkerId
+    from kvferry.membership import Membership, Role
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+_DRAIN_POLL_S = 0.1
+"""Between two questions whether a worker that drains has something left to do."""
+_HAS_WORK_TIMEOUT_S = 2 * WORKER_STATUS_TIMEOUT_S
+"""For the answer, for which a router asks the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,10 @@ class Supervisor:
         self._launcher = launcher
         self._clock = clock
         self._handles: dict[tuple[str, int], MemberHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watches: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._told: dict[tuple[str, int], int] = {}
+        """Version of the membership that each router uses."""
         self._changes = 0
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
@@ -109,6 +120,79 @@ class Supervisor:
             unreached |= await self._unreached_by(router.name)
         return tuple(sorted(unreached))
 
+    async def add_worker(self, role: Role) -> WorkerId:
+        """Start one more worker. Returns its name, at once. Raises `InvalidInput`."""
+        self._check_running()
+        worker_id = self._state.add_worker(role)
+        await self._announce()
+        return worker_id
+
+    async def set_role(self, worker_id: str, role: Role) -> None:
+        """Have routers use a worker for something else. Nothing that runs is disturbed.
+
+        Raises `UnknownWorker` and `InvalidInput`.
+        """
+        self._check_running()
+        self._state.set_role(worker_id, role)
+        await self._announce()
+
+    async def remove_worker(self, worker_id: str, drain_s: float) -> bool:
+        """Give a worker nothing new, wait up to `drain_s` until it has nothing left to do, end it.
+
+        Returns whether it had nothing left; if not, its requests go on elsewhere. The removal goes
+        on when its caller does not wait for it. Raises `UnknownWorker` and `InvalidInput`, and
+        `WorkerUnavailable` when the cluster stops meanwhile.
+        """
+        self._check_running()
+        version = self._state.drain(worker_id)
+        removal = self._spawn(self._remove(worker_id, version, drain_s))
+        await asyncio.wait({removal})
+        if removal.cancelled():
+            raise WorkerUnavailable("the cluster is stopping")
+        return removal.result()
+
+    def _check_running(self) -> None:
+        if self._stopping:
+            raise WorkerUnavailable("the cluster is stopping")
+
+    async def _remove(self, worker_id: str, version: int | None, drain_s: float) -> bool:
+        """`version` of the membership says that it drains; None: it does not run."""
+        await self._announce()
+        has_drained = version is None or await self._drain(worker_id, version, drain_s)
+        stop = self._state.remove(worker_id)
+        await self._announce()
+        if stop is not None:
+            # Its watcher first, to whom a member that is asked to stop would seem dead.
+            watch = self._watches[stop.name, stop.launch]
+            watch.cancel()
+            await asyncio.wait({watch})
+            await self._stop_member(stop)
+        _log.info("worker removed", extra={"worker_id": worker_id, "drained": has_drained})
+        return has_drained
+
+    async def _drain(self, worker_id: str, version: int, drain_s: float) -> bool:
+        give_up = self._clock.now() + drain_s
+        while self._state.is_running(worker_id):
+            if await self._is_left_alone(worker_id, version):
+                return True
+            if self._clock.now() >= give_up:
+                return False
+            await asyncio.sleep(_DRAIN_POLL_S)
+        return False
+
+    async def _is_left_alone(self, worker_id: str, version: int) -> bool:
+        """Whether every router knows that it drains, and nobody of anything it has to do."""
+        running = {router.name for router in self._state.routers()}
+        routers = {key: each for key, each in self._handles.items() if key[0] in running}
+        if not routers or any(self._told.get(key, -1) < version for key in routers):
+            return False
+        try:
+            async with asyncio.timeout(_HAS_WORK_TIMEOUT_S):
+                answers = [await handle.has_work_at(worker_id) for handle in routers.values()]
+        except (TimeoutError, MemberEnded):
+            return False
+        return not any(answers)
+
     async def _unreached_by(self, router: str) -> set[str]:
         members: set[str] = {info.worker_id for info in self._state.membership.workers}
         reached: set[str] = set()
@@ -140,17 +224,18 @@ class Supervisor:
     def _apply(self, effect: Effect) -> None:
         match effect:
             case Launch(spec, launch):
-                self._spawn(self._watch(spec, launch))
+                self._watches[spec.name, launch] = self._spawn(self._watch(spec, launch))
             case Kill(name, launch, reason):
                 _log.warning("killing a member", extra={"member": name, "reason": reason})
                 self._kill(name, launch)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             self._fault = fault
@@ -158,6 +243,7 @@ class Supervisor:
 
     def _kill(self, name: str, launch: int) -> None:
         """End a process by force. A failure is logged: to supervise the others goes before it."""
+        self._told.pop((name, launch), None)
         handle = self._handles.pop((name, launch), None)
         if handle is None:
             return
@@ -177,7 +263,8 @@ class Supervisor:
             _log.warning("no clean stop", extra={"member": effect.name, "reason": str(error)})
         except Exception:  # noqa: BLE001 - of whatever kind, the others must be stopped too
             _log.exception("stopping a member failed", extra={"member": effect.name})
-        self._kill(effect.name, effect.launch)
+        finally:
+            self._kill(effect.name, effect.launch)
 
     async def _watch(self, spec: MemberSpec, launch: int) -> None:
         """The life of one launch, from start to end."""
@@ -198,6 +285,7 @@ class Supervisor:
         _log.warning("member ended", extra={"member": spec.name, "reason": reason})
         self._kill(spec.name, launch)
         self._state.ended(spec.name, launch, reason, for_good=for_good)
+        del self._watches[spec.name, launch]
         await self._announce()
 
     async def _serve(self, name: str, launch: int, handle: MemberHandle, info: MemberInfo) -> None:
@@ -210,7 +298,7 @@ class Supervisor:
             asyncio.create_task(self._ask_health(name, launch, handle)),
         ]
         if isinstance(info, RouterInfo):
-            watchers.append(asyncio.create_task(self._feed_router(handle)))
+            watchers.append(asyncio.create_task(self._feed_router(name, launch, handle)))
         try:
             done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -236,11 +324,12 @@ class Supervisor:
                 raise MemberEnded("the engine has stopped")
             self._state.heard(name, launch)
 
-    async def _feed_router(self, handle: MemberHandle) -> None:
+    async def _feed_router(self, name: str, launch: int, handle: MemberHandle) -> None:
         """Push every version of the membership to a router, the current one first."""
         while True:
             membership = self._state.membership
             await handle.set_membership(membership)
+            self._told[name, launch] = membership.version
             await self._wait_for_newer(membership.version)
 
     async def _wait_for_newer(self, version: int) -> None:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.cluster_state import ClusterState
 from cluster.members import members_of
 from cluster.supervisor import ClusterView, Supervisor
 from kvferry.clock import MonotonicClock
 from kvferry.config import config_from_mapping
+from kvferry.errors import KvferryError
 from kvferry.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from cluster.launcher import Launcher
+    from kvferry.membership import Role
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +49,7 @@ class SupervisorActor:
         """Begin to start the members; `wait_for_change` tells when they are there."""
         tree = config_from_mapping(self._config)
         clock = MonotonicClock()
-        state = ClusterState(members_of(tree), tree.restart_backoff_s, clock)
+        state = ClusterState(members_of(tree), tree.restart_backoff_s, clock, tree.workers)
         self._supervisor = Supervisor(state, self._make_launcher(self._config), clock)
         self._run = asyncio.create_task(self._supervisor.run())
         self._run.add_done_callback(self._exit_on_failure)
@@ -63,6 +66,18 @@ class SupervisorActor:
         """See `Supervisor.unreached_workers`."""
         return await self._started().unreached_workers()
 
+    async def add_worker(self, role: Role) -> str | KvferryError:
+        """See `Supervisor.add_worker`. What it raises is returned, as of the next two."""
+        return await _outcome(self._started().add_worker(role))
+
+    async def set_role(self, worker_id: str, role: Role) -> KvferryError | None:
+        """See `Supervisor.set_role`."""
+        return await _outcome(self._started().set_role(worker_id, role))
+
+    async def remove_worker(self, worker_id: str, drain_s: float) -> bool | KvferryError:
+        """See `Supervisor.remove_worker`."""
+        return await _outcome(self._started().remove_worker(worker_id, drain_s))
+
     async def stop(self) -> None:
         """End every member."""
         await self._started().stop()
@@ -78,3 +93,10 @@ class SupervisorActor:
     def _started(self) -> Supervisor:
         assert self._supervisor is not None, "`start` is the first call"
         return self._supervisor
+
+
+async def _outcome(order: Coroutine[None, None, _T]) -> _T | KvferryError:
+    try:
+        return await order
+    except KvferryError as error:
+        return error

@@ -15,6 +15,7 @@ import grpc
 
 from cluster.core_binding import bind_process
 from cluster.handoff_hosts import WorkerSink, WorkerSource
+from cluster.members import group_of
 from cluster.shutdown import run_every_step
 from cluster.worker_service import WorkerService
 from decode_worker.attempt_stream import Outbox
@@ -237,12 +238,7 @@ class WorkerProcess:
                 raise ConfigError(f"workers.{self._role.value}.cores", str(error)) from error
 
     def _group(self) -> WorkerGroupConfig:
-        groups = self._config.workers
-        return {
-            Role.PREFILL: groups.prefill,
-            Role.DECODE: groups.decode,
-            Role.BOTH: groups.both,
-        }[self._role]
+        return group_of(self._config.workers, self._role)
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STOP_TIMEOUT_S)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
+from kvferry.limits import TENANT_CHARACTERS_MAX
+from kvferry.router_config import ADMIN_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +50,7 @@ _AT_LEAST: Mapping[str, float] = (
         "router.port": 0,
         "router.requests_max": 1,
         "router.http.port": 0,
+        "router.smg.port": 0,
         "router.tenants.concurrent_max": 0,
         "router.tenants.requests_per_minute": 0,
         "router.tenants.tokens_per_minute": 0,
@@ -63,9 +66,13 @@ _ABOVE_ZERO = (
 _AT_MOST: Mapping[str, float] = {
     "router.port": 65535,
     "router.http.port": 65535,
+    "router.smg.port": 65535,
     "scheduler.output_reserve": 1,
 }
-_NOT_EMPTY = ("model.path", "model.served_name", "router.host", "worker_host")
+_NOT_EMPTY = (
+    *("model.path", "model.served_name", "worker_host"),
+    *("router.host", "router.smg.host", "router.smg.tenant"),
+)
 
 
 def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
@@ -92,6 +99,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
     _validate_ports(config.router)
     _validate_security(config.router.security)
+    _validate_smg(config.router)
 
 
 def _validate_ports(router: RouterConfig) -> None:
@@ -113,6 +121,18 @@ def _validate_security(security: SecurityConfig) -> None:
         if value and not security.tls_certificate:
             problem = "needs router.security.tls_certificate"
             raise ConfigError(f"router.security.{setting}", problem)
+
+
+def _validate_smg(router: RouterConfig) -> None:
+    smg = router.smg
+    taken = (router.port, router.http.port or router.port + 1)
+    if smg.port and router.port and smg.port in taken:
+        raise ConfigError("router.smg.port", f"is {smg.port}, which the router uses already")
+    if smg.tenant == ADMIN_TENANT:
+        raise ConfigError("router.smg.tenant", "must not be the operator: nobody shows a key there")
+    if len(smg.tenant) > TENANT_CHARACTERS_MAX:
+        problem = f"has more than {TENANT_CHARACTERS_MAX} characters"
+        raise ConfigError("router.smg.tenant", problem)
 
 
 def _validate_ranks(name: str, group: WorkerGroupConfig, host: HostTierConfig) -> None:

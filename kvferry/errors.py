@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +60,18 @@ class KvferryError(Exception):
     def status(self) -> Status:
         """The row of `STATUS` for this error."""
         return STATUS[self.kind]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: what it is, not what made it, which differs from class to class."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[KvferryError], arguments: tuple[Any, ...], fields: dict[str, Any]
+) -> KvferryError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidInput(KvferryError):
@@ -156,3 +168,14 @@ class InternalError(KvferryError):
     """A fault of ours; the message says what was being done."""
 
     kind = ErrorKind.INTERNAL
+
+
+_PASSES_WITHIN_S = 1.0
+"""Of errors that pass by themselves and say not when: about the time of a worker's restart."""
+
+
+def retry_after_s(error: KvferryError) -> float | None:
+    """When to try again, as callers are told; None: not at all, or nothing is known of it."""
+    if isinstance(error, Overloaded):
+        return error.retry_after_s
+    return _PASSES_WITHIN_S if error.kind is ErrorKind.UNAVAILABLE else None

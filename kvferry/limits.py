@@ -169,6 +169,12 @@ RESTART_BACKOFF_MAX_S = 30.0
 RESTART_BACKOFF_RESET_S = 60.0
 """A process that ran for so long did not die of its start: the next backoff is short again."""
 
+DRAIN_S = 600.0
+"""For a worker that is taken out to do what it has: the longest life of a request by default."""
+
+DRAIN_S_MAX = 86_400.0
+"""Longer is no drain."""
+
 # --- Ray --------------------------------------------------------------------------------------
 
 OBJECT_STORE_BYTES = 80 * 2**20

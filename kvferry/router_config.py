@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+ADMIN_TENANT = "admin"
+"""The operator: whoever shows one of its keys may do everything."""
+
 
 class PolicyName(Enum):
     """How the router chooses the worker that computes a prompt (docs/router-policies.md)."""
@@ -50,6 +53,18 @@ class SecurityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SmgConfig:
+    """A further gRPC port for the smg gateway, which shows no key and no certificate."""
+
+    port: int = 0
+    """0: there is none. Whoever reaches it may ask, whatever `router.security` says."""
+    host: str = "127.0.0.1"
+    """Address that it binds: one that only the gateway reaches."""
+    tenant: str = "smg"
+    """On whose account its requests go."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceClassConfig:
     """One class of service."""
 
@@ -92,6 +107,7 @@ class RouterConfig:
     """0 takes a free port."""
     http: HttpConfig = field(default_factory=HttpConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    smg: SmgConfig = field(default_factory=SmgConfig)
     policy: PolicyName = PolicyName.PRICED_TIME
     """How the worker that computes a prompt is chosen."""
     requests_max: int = 512

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from kvferry.errors import InternalError, KvferryError, Overloaded
+from kvferry.errors import InternalError, KvferryError, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,10 +42,9 @@ async def status_of_errors(context: Any) -> AsyncIterator[None]:
 
 
 async def abort(context: Any, error: KvferryError) -> None:
-    """End the call; `Overloaded` tells gRPC's own retry policies when to try again."""
-    trailing: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, Overloaded):
-        trailing = ((RETRY_PUSHBACK_KEY, str(round(1000 * error.retry_after_s))),)
+    """End the call; an error that passes tells gRPC's own retry policies when to try again."""
+    wait_s = retry_after_s(error)
+    trailing = () if wait_s is None else ((RETRY_PUSHBACK_KEY, str(round(1000 * wait_s))),)
     await context.abort(grpc.StatusCode[error.status.grpc], str(error), trailing)
 
 

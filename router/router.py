@@ -61,6 +61,8 @@ _INLINE_ENCODE_CHARACTERS_MAX = 4096
 """A longer text is tokenized beside the event loop: this much takes about a millisecond, which
 is also what a hop to another thread may cost on a busy machine."""
 
+_SHUTTING_DOWN = "the router is shutting down"
+
 
 class Router:
     """One router replica. Everything runs on one event loop."""
@@ -88,6 +90,8 @@ class Router:
         self._clock = clock
         self._rng = rng
         self._in_flight: dict[RequestId, RequestControl] = {}
+        self._nothing_in_flight = asyncio.Event()
+        self._nothing_in_flight.set()
         self._is_stopping = False
         self.fleet = Fleet(
             clock=clock,
@@ -130,11 +134,22 @@ class Router:
         """Accept requests. Workers come with `set_membership`."""
         self._is_stopping = False
 
+    async def wind_down(self, grace_s: float) -> None:
+        """Refuse new requests from now on, give running ones `grace_s`, then end them.
+
+        A client is told in either case, as long as the front doors are open: `WorkerUnavailable`.
+        """
+        self._is_stopping = True
+        self.fleet.readiness_changed.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._nothing_in_flight.wait()
+        for control in tuple(self._in_flight.values()):
+            control.end(WorkerUnavailable(_SHUTTING_DOWN))
+
     async def stop(self) -> None:
         """End every request with `WorkerUnavailable` and forget the workers."""
-        self._is_stopping = True
-        for control in tuple(self._in_flight.values()):
-            control.end(WorkerUnavailable("the router is shutting down"))
+        await self.wind_down(grace_s=0.0)
         await self.fleet.stop()
         self._waiting_room.close()
         await self._constraints.stop()
@@ -233,7 +248,7 @@ class Router:
     ) -> Iterator[RequestControl]:
         """The request may be ended from outside, and by its deadline, while inside."""
         if self._is_stopping:
-            raise WorkerUnavailable("the router is shutting down")
+            raise WorkerUnavailable(_SHUTTING_DOWN)
         if request_id in self._in_flight:
             raise DuplicateRequest(request_id)
         longest_s = self.config.router.request_timeout_s
@@ -242,11 +257,14 @@ class Router:
         expired = DeadlineExceeded(f"request {request_id} was not done within {timeout_s:g} s")
         timer = asyncio.get_running_loop().call_later(timeout_s, control.end, expired)
         self._in_flight[request_id] = control
+        self._nothing_in_flight.clear()
         try:
             yield control
         finally:
             timer.cancel()
             del self._in_flight[request_id]
+            if not self._in_flight:
+                self._nothing_in_flight.set()
 
     async def _encode(self, prompt: PromptInput) -> TokenIds:
         tokens_max = self._context_length()

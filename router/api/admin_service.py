@@ -9,36 +9,46 @@ import grpc
 from kvferry.ids import WorkerId
 from kvferry.rpc.v1 import inference_pb2
 from kvferry.rpc_errors import status_of_errors
+from router.api.cluster_orders import ClusterOrders
 from router.api.message_parsing import parse_message
 from router.api.messages import audit_to_wire, summary_to_wire
 
 if TYPE_CHECKING:
+    from router.cluster_control import ClusterControl
     from router.router import Router
 
 ADMIN_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
 
 class AdminService:
-    """Shows what this router knows of the cluster, and has workers check their ledgers."""
+    """Shows what this router knows of the cluster, has workers check their ledgers, and passes on
+    who shall be in the cluster."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, control: ClusterControl | None = None) -> None:
+        """Without `control` nobody can be added or removed: such calls are UNIMPLEMENTED."""
         self._router = router
+        self._control = control
 
     def handler(self) -> Any:
         """To be registered at a server."""
-        return grpc.method_handlers_generic_handler(
-            ADMIN_SERVICE,
-            {
-                "ClusterStatus": grpc.unary_unary_rpc_method_handler(
-                    self.cluster_status,
-                    response_serializer=inference_pb2.ClusterStatusResponse.SerializeToString,
-                ),
-                "Audit": grpc.unary_unary_rpc_method_handler(
-                    self.audit,
-                    response_serializer=inference_pb2.AuditResponse.SerializeToString,
-                ),
-            },
-        )
+        methods: dict[str, tuple[Any, Any]] = {
+            "ClusterStatus": (self.cluster_status, inference_pb2.ClusterStatusResponse),
+            "Audit": (self.audit, inference_pb2.AuditResponse),
+        }
+        if self._control is not None:
+            orders = ClusterOrders(self._control)
+            methods |= {
+                "AddWorker": (orders.add_worker, inference_pb2.AddWorkerResponse),
+                "SetRole": (orders.set_role, inference_pb2.SetRoleResponse),
+                "RemoveWorker": (orders.remove_worker, inference_pb2.RemoveWorkerResponse),
+            }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                method, response_serializer=answer.SerializeToString
+            )
+            for name, (method, answer) in methods.items()
+        }
+        return grpc.method_handlers_generic_handler(ADMIN_SERVICE, handlers)
 
     async def cluster_status(
         self, data: bytes, context: Any

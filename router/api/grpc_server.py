@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from router.api.security import Security
     from router.api.security_tls import Tls
     from router.api.smg_service import SmgService
+    from router.cluster_control import ClusterControl
     from router.router import Router
 
 _log = logging.getLogger(__name__)
 
-_SERVER_OPTIONS = (
+SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", CLIENT_MESSAGE_BYTES_MAX),
     # Without this a second router would silently share the port and take half of the calls.
@@ -80,16 +81,21 @@ async def serve(
     port: int,
     security: Security | None = None,
     metrics: RequestMetrics | None = None,
+    control: ClusterControl | None = None,
 ) -> tuple[FrontDoor, int]:
     """Start to serve; returns the bound port, which port 0 leaves to the system.
 
-    Without `security` anybody may call, in the clear. Requests count in `metrics`, if given.
-    Raises `ConfigError` naming `router.port` when the address cannot be bound.
+    Without `security` anybody may call, in the clear. Requests count in `metrics`, if given;
+    `control` carries out what operators order. Raises `ConfigError` naming `router.port` when the
+    address cannot be bound.
     """
     guards = [KeyGuard(security)] if security is not None and security.asks_for_keys else []
-    server = grpc.aio.server(interceptors=guards, options=_SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=guards, options=SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
-    services = [InferenceService(router, metrics).handler(), AdminService(router).handler()]
+    services = [
+        InferenceService(router, metrics).handler(),
+        AdminService(router, control).handler(),
+    ]
     names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
     smg = _smg_service(router, metrics)
     if smg is not None:

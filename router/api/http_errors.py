@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kvferry.errors import ErrorKind, InvalidInput, KvferryError, Overloaded, UnknownModel
+from kvferry.errors import ErrorKind, InvalidInput, KvferryError, UnknownModel, retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from router.api.openai_shapes import ErrorBody
-
-_RETRY_AFTER_S = 1.0
-"""For errors that pass by themselves and say not when: about the time of a worker's restart."""
 
 _TYPES: Mapping[ErrorKind, str] = {
     ErrorKind.OVERLOADED: "rate_limit_error",
@@ -83,9 +80,9 @@ def error_headers(error: KvferryError | HttpRefusal) -> dict[str, str]:
         return error.headers
     if error.kind is ErrorKind.UNAUTHENTICATED:
         return {"WWW-Authenticate": "Bearer"}
-    if not error.status.retryable or error.kind is ErrorKind.DEADLINE:
+    wait_s = retry_after_s(error)
+    if wait_s is None:
         return {}
-    wait_s = error.retry_after_s if isinstance(error, Overloaded) else _RETRY_AFTER_S
     # The standard's unit is whole seconds; OpenAI's clients read the finer header first.
     return {
         "Retry-After": str(max(1, math.ceil(wait_s))),

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from router.api.openai_body import ChatBody, CompletionBody
-from router.api.openai_requests import REQUEST_ID_HEADER, TENANT_HEADER, TIMEOUT_HEADER
+from router.api.openai_requests import REQUEST_ID_HEADER, TIMEOUT_HEADER
 from router.api.openai_shapes import (
     ChatBodyOut,
     ChatChunk,
@@ -20,6 +20,7 @@ from router.api.openai_shapes import (
     ModelOut,
     StatusOut,
 )
+from router.api.security import TENANT_HEADER
 
 _REF = "#/components/schemas/{model}"
 _SHAPES: tuple[Any, ...] = (

@@ -16,6 +16,7 @@ from kvferry.errors import InvalidInput
 from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
 from router.api.http_errors import FieldNames
 from router.api.openai_body import NOT_SUPPORTED, TAG_MARK, Body
+from router.api.security import TENANT_HEADER
 from router.request import (
     ChatInput,
     ChatMessage,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from router.api.openai_body import ChatBody, CompletionBody, GenerationBody, Message, ToolBody
     from router.request import PromptInput
 
-TENANT_HEADER = "x-kvferry-tenant"
 TIMEOUT_HEADER = "x-kvferry-timeout-s"
 REQUEST_ID_HEADER = "x-request-id"
 

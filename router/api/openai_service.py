@@ -19,14 +19,13 @@ from router.api.openai_answers import AnswerHead, ChatAnswer, CompletionAnswer
 from router.api.openai_body import Body, ChatBody, CompletionBody
 from router.api.openai_requests import (
     REQUEST_ID_HEADER,
-    TENANT_HEADER,
     TIMEOUT_HEADER,
     Caller,
     chat_question,
     completion_question,
     read_body,
 )
-from router.api.security import account_of
+from router.api.security import TENANT_HEADER, account_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-ADMIN_TENANT = "admin"
+TENANT_HEADER = "x-kvferry-tenant"
+"""Names the tenant where no keys are needed; in gRPC it is metadata."""
 
 _RELOAD_INTERVAL_S = 2.0
 """How often the file of keys is looked at: so long may a key work that was taken out of it."""
@@ -84,12 +85,18 @@ class Security:
                 _log.info("the API keys were read again")
 
 
-def account_of(key_tenant: str, asked: str) -> str:
-    """On whose account a call goes that shows a key of `key_tenant` ("": none is needed) and names
-    the tenant `asked`. Raises `InvalidInput` if that is somebody else."""
-    if key_tenant and asked not in ("", key_tenant):
-        raise InvalidInput("tenant", f"is {asked!r}; the API key is of tenant {key_tenant!r}")
-    return key_tenant or asked
+def account_of(caller: str, header: str, field: str = "") -> str:
+    """On whose account a call of the tenant `caller` goes ("": nobody has to say who it is).
+
+    `header` is what it names in `TENANT_HEADER`, `field` what in the request. Raises `InvalidInput`
+    for the name of somebody else, and for two names.
+    """
+    if header and field and header != field:
+        raise InvalidInput("tenant", f"is {field!r}, and {header!r} in {TENANT_HEADER}")
+    asked = header or field
+    if caller and asked not in ("", caller):
+        raise InvalidInput("tenant", f"is {asked!r}; this caller is {caller!r}")
+    return caller or asked
 
 
 def _version_of(file: Path) -> tuple[int, int, int] | None:

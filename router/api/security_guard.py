@@ -1,4 +1,4 @@
-"""Refuses gRPC calls without a key before any handler hears of them."""
+"""On whose account a gRPC call is, before any handler hears of it: its key's, or its port's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import grpc.aio
 from grpc_health.v1 import health
 
 from kvferry.errors import Forbidden, KvferryError
+from kvferry.router_config import ADMIN_TENANT
 from kvferry.rpc_errors import abort
 from router.api.admin_service import ADMIN_SERVICE
-from router.api.security import ADMIN_TENANT
+from router.api.security import TENANT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,8 +27,15 @@ _caller: ContextVar[str] = ContextVar("caller", default="")
 
 
 def calling_tenant() -> str:
-    """Whose key the call showed that is being handled; "" where none is needed."""
+    """Who makes the call that is being handled, by its key or its port; "" if nobody has to say."""
     return _caller.get()
+
+
+def named_tenant(context: Any) -> str:
+    """Whom the metadata of a call name as its tenant; "" if nobody."""
+    named = (value for key, value in context.invocation_metadata() if key == TENANT_HEADER)
+    value = next(named, "")
+    return value if isinstance(value, str) else ""
 
 
 def ends_requests_of() -> str | None:
@@ -61,6 +69,20 @@ class KeyGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         except KvferryError as error:
             return _refusal(error)
         _caller.set(tenant)
+        return await continuation(handler_call_details)
+
+
+class OneAccount(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Every call is on the account of one tenant, whatever it shows."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """As `KeyGuard`'s."""
+        _caller.set(self._tenant)
         return await continuation(handler_call_details)
 
 

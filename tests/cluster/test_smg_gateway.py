@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cluster.client import Client
+from cluster.client import CallFailed, Client
 from kvferry.convert import accounts_from_wire
 from kvferry.rpc.v1 import inference_pb2 as inference
+from tests.support.certificates import Authority
 from tests.support.local_cluster import local_cluster
 from tests.support.waiting import wait_until
 
@@ -87,12 +88,18 @@ def cluster() -> Iterator[RunningCluster]:
 
 @pytest.fixture(scope="module")
 def gateway(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with running_gateway(cluster.address, tmp_path_factory.mktemp("smg") / "log") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def running_gateway(engine: str, log: Path) -> Iterator[Gateway]:
+    """In front of the engine at this address."""
     subprocess.run(["make", "smg-setup"], cwd=ROOT, check=True, timeout=900)
     port, metrics_port = _free_port(), _free_port()
-    log = tmp_path_factory.mktemp("smg") / "log"
     command = [
         *(str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port)),
-        *("--worker-urls", f"grpc://{cluster.address}", "--backend", "vllm"),
+        *("--worker-urls", f"grpc://{engine}", "--backend", "vllm"),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
     ]
     with log.open("wb") as output:
@@ -218,3 +225,26 @@ def test_a_refusal_is_the_clients_fault(gateway: Gateway) -> None:
     )
     assert status == 400, answer
     assert "context" in json.dumps(answer["error"])
+
+
+def test_a_protected_cluster_behind_a_gateway_that_shows_nothing(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    server, keys, port = authority.identity("server"), tmp_path / "keys", _free_port()
+    keys.write_text("admin: the-operators-key-01\n")
+    with local_cluster(
+        router__security__tls_certificate=server.certificate,
+        router__security__tls_key=server.key,
+        router__security__tls_client_ca=authority.file,
+        router__security__api_keys=keys,
+        router__smg__port=port,
+    ) as running:
+        # Its front door keeps out who shows nothing.
+        with Client(running.address) as client, pytest.raises(CallFailed):
+            client.model_info()
+        with running_gateway(f"127.0.0.1:{port}", tmp_path / "log") as gateway:
+            answer = gateway.chat(max_tokens=6)
+            assert answer["usage"]["completion_tokens"] == 6
+            with gateway.stream(max_tokens=6) as events:
+                told = [choice["delta"] for event in events for choice in event["choices"]]
+            text = "".join(delta.get("content") or "" for delta in told)
+            assert text == answer["choices"][0]["message"]["content"]

@@ -210,11 +210,41 @@ def test_the_account_is_that_of_the_key(directory: Path, keys: Path) -> None:
         _ = [each async for each in smg.Generate(asked, metadata=bearer(BLUE))]
         assert tenants == 3 * ["blue"]
         foreign = inference_pb2.GenerateRequest(text="hello", tenant="red")
-        call = stub.Generate(foreign, metadata=bearer(BLUE))
-        assert await code_of(call.read()) is grpc.StatusCode.INVALID_ARGUMENT
+        red = (*bearer(BLUE), ("x-kvferry-tenant", "red"))
+        for call in (
+            stub.Generate(foreign, metadata=bearer(BLUE)),
+            stub.Generate(HELLO, metadata=red),
+            smg.Generate(asked, metadata=red),
+        ):
+            assert await code_of(call.read()) is grpc.StatusCode.INVALID_ARGUMENT
         assert tenants == 3 * ["blue"]
 
     run(directory, SecurityConfig(api_keys=str(keys)), test)
+
+
+def test_without_keys_the_account_is_the_one_that_is_named(directory: Path) -> None:
+    async def test(bench: RouterBench) -> None:
+        tenants = []
+        real = bench.router.generate
+
+        def noted(request: Any) -> Any:
+            tenants.append(request.tenant)
+            return real(request)
+
+        bench.router.generate = noted  # type: ignore[method-assign]
+        red = (("x-kvferry-tenant", "red"),)
+        await answer_of(bench.channel, red)
+        named = inference_pb2.GenerateRequest(text="hello", tenant="red")
+        _ = [each async for each in bench.inference.Generate(named)]
+        smg = vllm_engine_pb2_grpc.VllmEngineStub(bench.channel)
+        asked = vllm_engine_pb2.GenerateRequest(text="hello")
+        _ = [each async for each in smg.Generate(asked, metadata=red)]
+        assert tenants == 3 * ["red"]
+        named.tenant = "blue"
+        call = bench.inference.Generate(named, metadata=red)
+        assert await code_of(call.read()) is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(directory, SecurityConfig(), test)
 
 
 def test_nobody_ends_the_requests_of_others(directory: Path, keys: Path) -> None:

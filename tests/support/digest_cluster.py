@@ -66,15 +66,21 @@ def digest_config(
 
 
 @contextmanager
+def digest_workers() -> Iterator[None]:
+    """Workers that start meanwhile run the digest model."""
+    with (
+        patch("cluster.worker_process.load_spec", _digest_spec),
+        patch("cluster.worker_process.ModelRunner", _WorkerRunner),
+    ):
+        yield
+
+
+@contextmanager
 def digest_cluster(
     config: ClusterConfig,
     roles: Sequence[Role] = (Role.PREFILL, Role.DECODE),
     connect: Callable[[WorkerInfo], WorkerClient] | None = None,
 ) -> Iterator[InProcessCluster]:
     """A running cluster of these workers; `connect` as of `InProcessCluster`."""
-    with (
-        patch("cluster.worker_process.load_spec", _digest_spec),
-        patch("cluster.worker_process.ModelRunner", _WorkerRunner),
-        InProcessCluster(config, roles, connect) as cluster,
-    ):
+    with digest_workers(), InProcessCluster(config, roles, connect) as cluster:
         yield cluster

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 40.0
-_READY = re.compile(r"at (\S+) \(logs in (\S+)\)")
+_READY = re.compile(r"at (\S+) \(logs in (\S+)\), the OpenAI API at (\S+);")
 
 SMALL: dict[str, object] = {
     "router.port": 0,
@@ -40,10 +40,13 @@ SMALL: dict[str, object] = {
 class RunningCluster:
     """A cluster that serves, seen from outside."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str, directory: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], address: str, directory: Path, openai_url: str
+    ) -> None:
         self.process = process
         self.address = address
         self.directory = directory
+        self.openai_url = openai_url
         self.expected_exit_code = 0
 
     def status(self) -> inference.ClusterStatusResponse:
@@ -83,6 +86,11 @@ class RunningCluster:
             if text.strip():
                 parts.append(f"--- {file.name}\n{text[-2000:]}")
         return "\n".join(parts)
+
+    def all_logs(self) -> str:
+        """Whatever any process of the cluster has written so far, Ray's own ones included."""
+        files = [file for file in self.directory.glob("session_2*/logs/**/*") if file.is_file()]
+        return "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
 
 @contextlib.contextmanager
@@ -128,7 +136,7 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> RunningCluster:
         lines.append(line)
         found = _READY.search(line)
         if found is not None:
-            return RunningCluster(process, found[1], Path(found[2]))
+            return RunningCluster(process, found[1], Path(found[2]), found[3])
     raise AssertionError(f"kvferry serve ended with {process.wait()}: {''.join(lines)}")
 
 

@@ -381,6 +381,44 @@ class HostAccounts(_message.Message):
     total: int
     def __init__(self, free: _Optional[int] = ..., evictable: _Optional[int] = ..., protected: _Optional[int] = ..., writing: _Optional[int] = ..., loading: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
+class AddWorkerRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    def __init__(self, role: _Optional[str] = ...) -> None: ...
+
+class AddWorkerResponse(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("worker_id", "role")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "drain_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    drain_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., drain_s: _Optional[float] = ...) -> None: ...
+
+class RemoveWorkerResponse(_message.Message):
+    __slots__ = ("drained",)
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    drained: bool
+    def __init__(self, drained: bool = ...) -> None: ...
+
 class AuditRequest(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

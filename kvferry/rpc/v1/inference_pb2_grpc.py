@@ -187,7 +187,7 @@ class Inference(object):
 
 
 class AdminStub(object):
-    """For the operator: what `kvferry status` and `kvferry audit` show.
+    """For the operator: what `kvferry status` and `kvferry audit` show, and who is in the cluster.
     """
 
     def __init__(self, channel):
@@ -206,10 +206,25 @@ class AdminStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.FromString,
                 _registered_method=True)
+        self.AddWorker = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/AddWorker',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/SetRole',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
+        self.RemoveWorker = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/RemoveWorker',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
-    """For the operator: what `kvferry status` and `kvferry audit` show.
+    """For the operator: what `kvferry status` and `kvferry audit` show, and who is in the cluster.
     """
 
     def ClusterStatus(self, request, context):
@@ -220,6 +235,28 @@ class AdminServicer(object):
 
     def Audit(self, request, context):
         """Runs every ledger check on live workers, between two steps of each.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddWorker(self, request, context):
+        """Starts one more worker. Answers at once; the worker serves when the status shows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Uses a worker for something else. It goes on with what it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveWorker(self, request, context):
+        """Gives a worker nothing new, waits until it has nothing left to do, and ends it. Goes on if the
+        caller leaves. No request is lost: what is left at the deadline goes on at other workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,6 +275,21 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.SerializeToString,
             ),
+            'AddWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddWorker,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'RemoveWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveWorker,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kvferry.rpc.v1.Admin', rpc_method_handlers)
@@ -247,7 +299,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """For the operator: what `kvferry status` and `kvferry audit` show.
+    """For the operator: what `kvferry status` and `kvferry audit` show, and who is in the cluster.
     """
 
     @staticmethod
@@ -294,6 +346,87 @@ class Admin(object):
             '/kvferry.rpc.v1.Admin/Audit',
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.AuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/AddWorker',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.AddWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/SetRole',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/RemoveWorker',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,8 +5,12 @@ import socket
 import pytest
 
 from cluster import cli, console
+from cluster.client import Client
+from cluster.cluster_state import MemberReport, Phase
 from cluster.local_cluster import check_security
+from cluster.supervisor import ClusterView
 from kvferry.config import ClusterConfig, settings
+from kvferry.membership import Membership
 from kvferry.rpc.v1 import inference_pb2 as inference
 
 
@@ -81,6 +85,7 @@ def test_an_unknown_flag_is_one_line_with_the_nearest_known_one(arguments, expec
         (["status", "--tls-ca", "/nowhere/ca.pem"], "tls-ca: cannot read /nowhere/ca.pem"),
         (["status", "--tls-certificate", "c.pem"], "tls-key: goes with tls-certificate"),
         (["status", "--tls-certificate", "c", "--tls-key", "k"], "tls-certificate: needs tls-ca"),
+        (["demo", "--router.security.api_keys", "/nowhere/k"], "router.security: must be empty"),
         (["generate", ""], "prompt: must not be empty"),
         (["generate", "hello", "--sharing", "all"], "must be one of shared, recomputed, private"),
         (["generate", "hello", "--priority", str(2**31)], "priority"),
@@ -148,7 +153,7 @@ def test_the_exit_code_of_an_audit_says_what_it_found(failure, code, monkeypatch
     assert capsys.readouterr().err == expected
 
 
-@pytest.mark.parametrize("name", ["router.port", "router.http.port"])
+@pytest.mark.parametrize("name", ["router.port", "router.http.port", "router.smg.port"])
 def test_port_in_use_is_told_before_anything_is_started(name, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_resolved", lambda config: config)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -163,3 +168,54 @@ def test_the_number_of_answers_is_sent(monkeypatch):
     monkeypatch.setattr(console, "generate", lambda _c, _p, request, **_: sent.append(request))
     assert cli.main(["generate", "hello", "--n", "3", "--temperature", "1"]) == 0
     assert sent == [inference.GenerateRequest(sampling={"temperature": 1.0, "n": 3})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "said"),
+    [
+        (["add-worker", "decode"], ("add_worker", "decode"), "decode-1 is being started"),
+        (["set-role", "w", "both"], ("set_role", "w", "both"), "w is used for both from now on"),
+        (["remove-worker", "w"], ("remove_worker", "w", 600.0), "it had nothing left to do"),
+        (
+            ["remove-worker", "w", "--drain-s", "0"],
+            ("remove_worker", "w", 0.0),
+            "what it had goes on at other workers",
+        ),
+    ],
+)
+def test_orders_are_given_and_what_came_of_them_is_told(arguments, call, said, monkeypatch, capsys):
+    calls = []
+
+    def note(name, answer):
+        return lambda _client, *given: calls.append((name, *given)) or answer(*given)
+
+    monkeypatch.setattr(Client, "add_worker", note("add_worker", lambda _role: "decode-1"))
+    monkeypatch.setattr(Client, "set_role", note("set_role", lambda _worker, _role: None))
+    monkeypatch.setattr(Client, "remove_worker", note("remove_worker", lambda _w, s: s > 0))
+    assert cli.main(arguments) == 0
+    assert calls == [call]
+    assert said in capsys.readouterr().out
+
+
+def test_who_comes_and_goes_is_told(capsys):
+    def report(name, phase):
+        return MemberReport(name, phase, 1, None, "", failed_for_good=False)
+
+    def view(*reports):
+        return ClusterView(Membership(1, ()), (), reports, 1, is_complete=True)
+
+    running, starting = Phase.RUNNING, Phase.STARTING
+
+    views = [
+        view(report("a", running), report("b", starting)),
+        view(report("b", running)),
+    ]
+
+    class Cluster:
+        def wait_for_change(self, _seen, _timeout_s):
+            if not views:
+                raise KeyboardInterrupt
+            return views.pop(0)
+
+    cli._watch(Cluster(), view(report("a", running)))
+    assert capsys.readouterr().out.splitlines() == ["b: starting", "b: running", "a: removed"]

@@ -5,6 +5,8 @@ import pytest
 from cluster.cluster_state import ClusterState, Kill, Launch, Phase, Stop
 from cluster.members import RouterInfo, RouterSpec, WorkerSpec
 from kvferry.clock import ManualClock
+from kvferry.config import WorkerGroupConfig, WorkersConfig
+from kvferry.errors import InvalidInput, UnknownWorker
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.limits import (
     HEALTH_SILENCE_MAX_S,
@@ -209,3 +211,115 @@ def test_a_report_about_a_launch_that_never_was_is_our_bug(state):
 def test_two_members_of_one_name_are_refused(clock):
     with pytest.raises(AssertionError, match="share a name"):
         ClusterState((PREFILL, PREFILL), BACKOFF_S, clock)
+
+
+def decoders(state):
+    return {w.worker_id: w.is_draining for w in state.membership.workers if w.role is Role.DECODE}
+
+
+def add_decoder(state, incarnation):
+    name = state.add_worker(Role.DECODE)
+    (launch,) = state.due()
+    assert (launch.spec.name, launch.launch, launch.spec.role) == (name, 1, Role.DECODE)
+    state.started(name, 1, info(launch.spec, incarnation))
+    return name
+
+
+def test_a_worker_is_added_and_taken_out(running):
+    assert add_decoder(running, 3) == "decode-1"
+    assert decoders(running) == {"decode-0": False, "decode-1": False}
+    version = running.drain("decode-0")
+    assert version == running.membership.version
+    assert decoders(running) == {"decode-0": True, "decode-1": False}
+    assert running.is_running("decode-0")
+    assert running.remove("decode-0") == Stop("decode-0", 1)
+    assert decoders(running) == {"decode-1": False}
+    assert running.is_complete
+    running.ended("decode-0", 1, "stopped")
+    running.heard("decode-0", 1)
+    assert running.late_reports == 2
+    # Not the name of the one that left: its late reports would be about another.
+    assert add_decoder(running, 4) == "decode-2"
+
+
+def test_one_that_ends_while_it_drains_is_gone(running, clock):
+    add_decoder(running, 3)
+    running.drain("decode-0")
+    running.ended("decode-0", 1, "killed")
+    assert not running.is_running("decode-0")
+    assert running.remove("decode-0") is None
+    clock.advance(BACKOFF_S)
+    assert running.due() == []
+    assert [report.name for report in running.reports()] == ["router-0", "prefill-0", "decode-1"]
+
+
+def test_one_that_is_silent_while_it_drains_is_killed_and_gone(running, clock):
+    add_decoder(running, 3)
+    running.drain("decode-0")
+    clock.advance(HEALTH_SILENCE_MAX_S)
+    killed = {effect.name for effect in running.due() if isinstance(effect, Kill)}
+    assert "decode-0" in killed
+    assert "decode-0" not in {report.name for report in running.reports()}
+
+
+def test_what_does_not_run_has_nothing_to_end(running):
+    name = running.add_worker(Role.PREFILL)
+    assert running.drain(name) is None
+    assert running.remove(name) is None
+    starting = running.add_worker(Role.PREFILL)
+    running.due()
+    assert running.drain(starting) is None
+    assert running.remove(starting) == Stop(starting, 1)
+
+
+def test_somebody_is_left_who_decodes(running, clock):
+    for order in (lambda: running.drain("decode-0"), lambda: change(running, Role.PREFILL)):
+        with pytest.raises(InvalidInput, match="decode-0 is the only one running that decodes"):
+            order()
+    add_decoder(running, 3)
+    running.drain("decode-1")
+    with pytest.raises(InvalidInput, match="the only one"):
+        running.drain("decode-0")
+    assert running.drain("prefill-0") is not None
+
+
+def change(state, role):
+    state.set_role("decode-0", role)
+
+
+def test_a_role_stays_with_the_worker(running, clock):
+    add_decoder(running, 3)
+    change(running, Role.PREFILL)
+    assert decoders(running) == {"decode-1": False}
+    running.ended("decode-0", 1, "killed")
+    clock.advance(BACKOFF_S)
+    assert Launch(DECODE, 2) in running.due()
+    running.started("decode-0", 2, info(DECODE, 5))
+    assert decoders(running) == {"decode-1": False}
+    assert {w.worker_id: w.role for w in running.membership.workers}["decode-0"] is Role.PREFILL
+    change(running, Role.DECODE)
+    assert decoders(running) == {"decode-0": False, "decode-1": False}
+
+
+@pytest.mark.parametrize("name", ["decode-9", "router-0", ""])
+def test_orders_about_strangers_are_refused(running, name):
+    for order in (running.drain, lambda name: running.set_role(name, Role.BOTH)):
+        with pytest.raises(UnknownWorker, match="its workers are decode-0, prefill-0"):
+            order(name)
+
+
+def test_what_is_taken_out_is_left_alone(running):
+    add_decoder(running, 3)
+    running.drain("decode-0")
+    for order in (lambda: running.drain("decode-0"), lambda: change(running, Role.BOTH)):
+        with pytest.raises(InvalidInput, match="decode-0 is being taken out already"):
+            order()
+
+
+def test_without_handoffs_every_worker_is_both(clock):
+    none = WorkerGroupConfig(count=0)
+    groups = WorkersConfig(none, none, WorkerGroupConfig(count=1))
+    state = ClusterState((ROUTER,), BACKOFF_S, clock, groups)
+    with pytest.raises(InvalidInput, match="role: must be both"):
+        state.add_worker(Role.DECODE)
+    assert state.add_worker(Role.BOTH) == "both-0"

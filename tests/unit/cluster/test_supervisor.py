@@ -12,6 +12,7 @@ from cluster.launcher import MemberEnded, StartRefused
 from cluster.members import RouterInfo, RouterSpec, WorkerSpec
 from cluster.supervisor import Supervisor
 from kvferry.clock import MonotonicClock
+from kvferry.errors import InvalidInput, UnknownWorker, WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
 
@@ -34,6 +35,7 @@ class FakeMember:
         self.alive = True
         self.kill_error = None
         self.reached = ()
+        self.works_at = {}
         self.log = []
 
     async def start(self):
@@ -59,6 +61,11 @@ class FakeMember:
         if self.end.done():
             raise MemberEnded("killed")
         return self.reached
+
+    async def has_work_at(self, worker_id):
+        if self.end.done():
+            raise MemberEnded("killed")
+        return self.works_at.get(worker_id, False)
 
     async def stop(self):
         self.stops += 1
@@ -288,3 +295,120 @@ def test_a_fault_of_ours_in_a_watcher_ends_supervision_visibly(monkeypatch):
 
     with pytest.raises(AssertionError, match="a bug of ours"):
         supervise(scenario)
+
+
+OTHER = WorkerSpec(WorkerId("decode-1"), Role.DECODE, 1.0, 0.0, 1)
+TWO = (ROUTER, DECODE, OTHER)
+
+
+@pytest.fixture
+def quick_drain(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_DRAIN_POLL_S", 0.005)
+
+
+def membership_of(router):
+    """The last one that this router was told of."""
+    last = None
+    while not router.memberships.empty():
+        last = router.memberships.get_nowait()
+    return last
+
+
+def test_a_worker_is_ended_when_nobody_needs_it_any_more(quick_drain, quick_health):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        router, leaving = launcher.members["router-0", 1], launcher.members["decode-0", 1]
+        router.works_at["decode-0"] = True
+        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(removal), 0.05)
+        draining = {w.worker_id: w.is_draining for w in membership_of(router).workers}
+        assert draining == {"decode-0": True, "decode-1": False}
+        assert leaving.stops == 0
+        router.works_at.clear()
+        assert await removal
+        assert (leaving.stops, leaving.kills) == (1, 1)
+        # Not by its watcher, to whom a member that stops looks like one that died.
+        assert leaving.log == ["decode-0 stops", "decode-0 has stopped"]
+        assert [report.name for report in supervisor.view().reports] == ["router-0", "decode-1"]
+        assert ("decode-0", 2) not in launcher.members
+
+    supervise(scenario, specs=TWO)
+
+
+def test_a_drain_has_a_deadline(quick_drain):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        launcher.members["router-0", 1].works_at["decode-0"] = True
+        assert not await supervisor.remove_worker("decode-0", 0.02)
+        assert launcher.members["decode-0", 1].stops == 1
+
+    supervise(scenario, specs=TWO)
+
+
+def test_a_router_that_does_not_know_yet_is_waited_for(quick_drain, monkeypatch):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        router = launcher.members["router-0", 1]
+        heard = asyncio.Event()
+
+        async def slow(membership):
+            await heard.wait()
+
+        monkeypatch.setattr(router, "set_membership", slow)
+        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(removal), 0.05)
+        heard.set()
+        assert await removal
+
+    supervise(scenario, specs=TWO)
+
+
+def test_a_worker_that_dies_while_it_drains_is_not_started_again(quick_drain):
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        launcher.members["router-0", 1].works_at["decode-0"] = True
+        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        await until(supervisor, lambda view: any(w.is_draining for w in view.membership.workers))
+        launcher.members["decode-0", 1].die()
+        assert not await removal
+        assert supervisor.view().is_complete
+        assert ("decode-0", 2) not in launcher.members
+
+    supervise(scenario, specs=TWO)
+
+
+def test_workers_are_added_and_change_their_role():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        assert await supervisor.add_worker(Role.DECODE) == "decode-1"
+        await until(supervisor, lambda view: len(view.membership.workers) == 2)
+        await supervisor.set_role("decode-0", Role.PREFILL)
+        roles = {w.worker_id: w.role for w in supervisor.view().membership.workers}
+        assert roles == {"decode-0": Role.PREFILL, "decode-1": Role.DECODE}
+        assert launcher.members["decode-0", 1].stops == 0
+        with pytest.raises(InvalidInput):
+            await supervisor.remove_worker("decode-1", LONG_S)
+        with pytest.raises(UnknownWorker):
+            await supervisor.remove_worker("decode-7", LONG_S)
+
+    supervise(scenario)
+
+
+def test_a_cluster_that_stops_takes_no_orders_and_breaks_off_a_drain(quick_drain):
+    removals = []
+
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        launcher.members["router-0", 1].works_at["decode-0"] = True
+        removals.append(asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S)))
+        await until(supervisor, lambda view: any(w.is_draining for w in view.membership.workers))
+        await supervisor.stop()
+        with pytest.raises(WorkerUnavailable, match="the cluster is stopping"):
+            await removals[0]
+        with pytest.raises(WorkerUnavailable, match="the cluster is stopping"):
+            await supervisor.add_worker(Role.DECODE)
+
+    _, launcher = supervise(scenario, specs=TWO)
+    assert {member.kills for member in launcher.members.values()} == {1}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import grpc
 import pytest
 
@@ -35,3 +37,25 @@ def test_each_error_has_its_kind(error, kind, retryable):
 
 def test_an_input_error_names_its_field_first():
     assert str(errors.InvalidInput("sampling.top_p", "is 2")) == "sampling.top_p: is 2"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ConfigError("cache.rows", "is 0"),
+        errors.UnknownWorker("a", ["b"]),
+        errors.Overloaded("queue full", 1.5),
+        errors.WorkerUnavailable("gone"),
+    ],
+)
+def test_an_error_passes_between_processes(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def test_who_may_try_again_is_told_when():
+    assert errors.retry_after_s(errors.Overloaded("full", 0.25)) == 0.25
+    assert errors.retry_after_s(errors.WorkerUnavailable("gone")) == 1.0
+    for error in (errors.DeadlineExceeded("late"), errors.InternalError("bug")):
+        assert errors.retry_after_s(error) is None

@@ -82,10 +82,15 @@ def test_without_files_nobody_is_asked() -> None:
 def test_whose_account_a_call_goes_on() -> None:
     assert account_of("", "") == ""
     assert account_of("", "named") == "named"
+    assert account_of("", "", "named") == "named"
+    assert account_of("", "named", "named") == "named"
     assert account_of("blue", "") == "blue"
-    assert account_of("blue", "blue") == "blue"
-    with pytest.raises(InvalidInput, match="tenant: is 'red'; the API key is of tenant 'blue'"):
-        account_of("blue", "red")
+    assert account_of("blue", "blue", "blue") == "blue"
+    for named in (("red",), ("", "red")):
+        with pytest.raises(InvalidInput, match="tenant: is 'red'; this caller is 'blue'"):
+            account_of("blue", *named)
+    with pytest.raises(InvalidInput, match="tenant: is 'b', and 'a' in x-kvferry-tenant"):
+        account_of("", "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -132,3 +137,22 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             Security(config)
         assert caught.value.field == f"router.security.{field}", config
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"port": "50051"}, "port"),
+        ({"port": "50052"}, "port"),
+        ({"port": "65536"}, "port"),
+        ({"host": ""}, "host"),
+        ({"tenant": ""}, "tenant"),
+        ({"tenant": "admin"}, "tenant"),
+        ({"tenant": 129 * "t"}, "tenant"),
+    ],
+)
+def test_a_port_of_the_gateway_that_cannot_be_is_refused(given: dict[str, str], field: str) -> None:
+    overrides = {f"router.smg.{name}": value for name, value in given.items()}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, overrides)
+    assert caught.value.field == f"router.smg.{field}"
