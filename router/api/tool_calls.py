@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENT_KEYS = ("arguments", "parameters")
 
+_SPACE_HELD_MAX = 256
+"""White space before a call is part of the format; more than this is part of the answer. So a model
+that writes nothing else is not looked at from its beginning at every character."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
@@ -80,6 +84,7 @@ class CallScanner:
 
     def __init__(self) -> None:
         self.raw = ""
+        """What was read before there was a name."""
         self.name = ""
         self.is_done = False
         self._depth = 0
@@ -88,7 +93,7 @@ class CallScanner:
         self._key: str | None = None
         """Of the member whose value is being read; None while a key is."""
         self._member = ""
-        """The raw text of the key or value being read."""
+        """The raw text of the key or value being read; of arguments that are shown, its begin."""
         self._arguments = ""
         """Read, and not taken."""
         self._has_arguments = False
@@ -96,7 +101,8 @@ class CallScanner:
     def push(self, character: str) -> None:
         """Take the next character; the first one is the opening brace."""
         assert not self.is_done, "the object has ended"
-        self.raw += character
+        if not self.name:
+            self.raw += character
         if self._in_string:
             self._push_in_string(character)
         else:
@@ -138,11 +144,13 @@ class CallScanner:
         self._in_string = character == '"'
 
     def _add(self, character: str) -> None:
-        self._member += character
         # A string may hold the arguments' JSON; it is shown when it can be decoded.
-        if self._key in _ARGUMENT_KEYS and not self._member.startswith('"'):
+        if self._key in _ARGUMENT_KEYS and (self._member or character)[0] != '"':
             self._has_arguments = True
             self._arguments += character
+            self._member = self._member or character
+        else:
+            self._member += character
 
     def _end_member(self) -> None:
         key, member = self._key, self._member
@@ -246,7 +254,7 @@ class TaggedCallParser:
 
     def _inside(self) -> Parsed:
         """Between the tags, and outside of the object."""
-        if self._text.lstrip() == "{":
+        if self._text[-1] == "{" and self._text.lstrip() == "{":
             self._text = ""
             self._calls.begin()
             return self._calls.push("{")
@@ -261,11 +269,9 @@ class TaggedCallParser:
             before = self._text.removesuffix(_OPEN)
             self._text, self._is_inside = "", True
             return Parsed(before if before.strip() else "")
-        if not self._text.strip():
-            return Parsed()
-        held = _prefix_of_tag(self._text)
+        before = self._text[: len(self._text) - _prefix_of_tag(self._text)]
         # White space before a tag is part of the format, not of the answer.
-        shown = self._text[: len(self._text) - held].rstrip()
+        shown = before if len(before) > _SPACE_HELD_MAX else before.rstrip()
         self._text = self._text[len(shown) :]
         return Parsed(shown)
 
@@ -302,7 +308,8 @@ class JsonCallParser:
             self._calls.begin()
             return self._calls.push(character)
         self._space += character
-        if character.isspace() or character in self._separators:
+        is_format = character.isspace() or character in self._separators
+        if is_format and len(self._space) <= _SPACE_HELD_MAX:
             return Parsed()
         self._is_text, shown = True, self._space
         self._space = ""

@@ -132,3 +132,13 @@ def test_a_call_is_told_before_it_is_complete():
     assert (begun.name, begun.arguments) == ("f", "")
     assert [d.arguments for d in parser.push('"arguments": {"a": ').deltas] == ['{"a": ']
     assert [d.arguments for d in parser.push("1}}").deltas] == ["1}"]
+
+
+@pytest.mark.parametrize("tool_format", list(ToolFormat))
+def test_an_answer_of_white_space_is_not_held_back_for_ever(tool_format):
+    """What is held back is looked at again with every character."""
+    parser = new_tool_parser(ToolUse(Calling.AUTO), tool_format)
+    shown = [parser.push(" " * 10).text for _ in range(100)]
+    held = [10 * number - len("".join(shown[:number])) for number in range(1, 101)]
+    assert max(held) <= 260
+    assert "".join(shown) + parser.flush().text == " " * 1000
