@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import ssl
 import subprocess
@@ -10,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import httpx
 import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -61,7 +62,7 @@ class Protected:
         context = ssl.create_default_context(cafile=str(self.ca))
         if shown is not None:
             context.load_cert_chain(shown.certificate, shown.key)
-        client = httpx.Client(verify=context)
+        client = openai.DefaultHttpxClient(verify=context)
         return openai.OpenAI(
             base_url=self.running.openai_url, api_key=key, max_retries=0, http_client=client
         )
@@ -138,9 +139,11 @@ def test_openai(protected: Protected) -> None:
     for shown in (None, protected.stranger):
         with protected.openai(BLUE, shown) as client, pytest.raises(openai.APIConnectionError):
             client.chat.completions.create(**question)
-    plain = protected.running.openai_url.replace("https", "http")
-    with httpx.Client() as clear, pytest.raises(httpx.HTTPError):
-        clear.get(f"{plain}/models", headers={"x-api-key": BLUE})
+    host, port = protected.running.openai_url.removeprefix("https://").split("/")[0].split(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=30)) as clear:
+        clear.request("GET", "/v1/models", headers={"x-api-key": BLUE})
+        with pytest.raises((http.client.HTTPException, OSError)):
+            clear.getresponse()
 
 
 def test_a_new_key_works_and_an_old_one_does_not_without_a_restart(protected: Protected) -> None:

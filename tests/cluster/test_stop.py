@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
 import subprocess
-
-import httpx
 
 from cluster.client import Client
 from kvferry.rpc.v1 import inference_pb2 as inference
@@ -17,6 +17,21 @@ ENDLESS = {"model": "SmolLM2-135M-Instruct", "prompt": "Three rivers:", "max_tok
 ENDLESS |= {"ignore_eos": True, "stream": True}
 
 
+@contextlib.contextmanager
+def asking(url, question):
+    """The response, whose connection is closed at the end."""
+    host, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host, timeout=60)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", f"/{path}/completions", json.dumps(question), headers)
+    with contextlib.closing(connection):
+        yield connection.getresponse()
+
+
+def events_of(response):
+    return (line.removeprefix(b"data: ") for line in response if line.strip())
+
+
 def test_who_is_nearly_done_is_finished_others_are_told_and_readers_of_logs_are_left_alone():
     request = inference.GenerateRequest(
         text="Three rivers:",
@@ -24,14 +39,12 @@ def test_who_is_nearly_done_is_finished_others_are_told_and_readers_of_logs_are_
     )
     with local_cluster() as running:
         log = next((running.directory / "session_latest" / "logs").glob("worker-*"))
-        completions = f"{running.openai_url}/completions"
         with (
             subprocess.Popen(["tail", "-f", log], stdout=subprocess.DEVNULL) as reader,
-            httpx.Client(timeout=60) as http,
             Client(running.address) as client,
-            http.stream("POST", completions, json=ENDLESS) as endless,
+            asking(running.openai_url, ENDLESS) as endless,
         ):
-            events = (line for line in endless.iter_lines() if line)
+            events = events_of(endless)
             next(events)
             answer = client.generate(request)
             first = next(answer)
@@ -39,8 +52,9 @@ def test_who_is_nearly_done_is_finished_others_are_told_and_readers_of_logs_are_
             refusals = []
 
             def is_refused():
-                refusals[:] = [http.post(completions, json=ENDLESS | {"max_tokens": 1})]
-                return refusals[0].status_code == 503
+                with asking(running.openai_url, ENDLESS | {"max_tokens": 1}) as response:
+                    refusals[:] = [(response.status, response.headers, response.read())]
+                return response.status == 503
 
             wait_until("a refusal", is_refused, 30, state=lambda: refusals)
             responses = [first, *answer]
@@ -48,9 +62,10 @@ def test_who_is_nearly_done_is_finished_others_are_told_and_readers_of_logs_are_
             running.process.wait(timeout=40.0)
             ended_by_itself = reader.poll()
             reader.kill()
-    assert refusals[0].headers["Retry-After"] == "1"
-    assert "shutting down" in refusals[0].json()["error"]["message"]
+    ((_, headers, body),) = refusals
+    assert headers["Retry-After"] == "1"
+    assert "shutting down" in json.loads(body)["error"]["message"]
     assert sum(len(response.token_ids) for response in responses) == 12
     assert responses[-1].finish.reason == inference.FINISH_REASON_LENGTH
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert json.loads(last)["error"]["code"] == "unavailable"
     assert ended_by_itself is None
