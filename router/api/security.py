@@ -95,7 +95,8 @@ def account_of(caller: str, header: str, field: str = "") -> str:
         raise InvalidInput("tenant", f"is {field!r}, and {header!r} in {TENANT_HEADER}")
     asked = header or field
     if caller and asked not in ("", caller):
-        raise InvalidInput("tenant", f"is {asked!r}; this caller is {caller!r}")
+        name = TENANT_HEADER if header else "tenant"
+        raise InvalidInput(name, f"is {asked!r}; this caller is {caller!r}")
     return caller or asked
 
 

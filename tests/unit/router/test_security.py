@@ -86,9 +86,10 @@ def test_whose_account_a_call_goes_on() -> None:
     assert account_of("", "named", "named") == "named"
     assert account_of("blue", "") == "blue"
     assert account_of("blue", "blue", "blue") == "blue"
-    for named in (("red",), ("", "red")):
-        with pytest.raises(InvalidInput, match="tenant: is 'red'; this caller is 'blue'"):
+    for named, field in ((("red",), "x-kvferry-tenant"), (("", "red"), "tenant")):
+        with pytest.raises(InvalidInput, match="is 'red'; this caller is 'blue'") as caught:
             account_of("blue", *named)
+        assert caught.value.field == field
     with pytest.raises(InvalidInput, match="tenant: is 'b', and 'a' in x-kvferry-tenant"):
         account_of("", "a", "b")
 
