@@ -122,6 +122,8 @@ class AttemptExchange:
         """What waits longest, and how many entries it is."""
         events = worker.AttemptEvents()
         entries = 0
+        columns: list[tuple[int, int, int]] = []
+        told: set[int] = set()
         while self._outgoing and entries < _MESSAGE_ENTRIES_MAX:
             number, item = self._outgoing.popleft()
             entries += _entries_of(item)
@@ -129,8 +131,17 @@ class AttemptExchange:
                 events.ended.append(number)
             elif isinstance(item, KvferryError):
                 events.errors.append(attempt_error_to_wire(number, item))
+            elif _is_plain(item) and number not in told:
+                columns += [(number, item.sample, token.token_id) for token in item.tokens]
             else:
+                # What follows of this attempt must not overtake it in the columns.
+                told.add(number)
                 events.outputs.append(attempt_output_to_wire(item, number))
+        if columns:
+            numbers, samples, ids = zip(*columns, strict=True)
+            events.token_numbers.extend(numbers)
+            events.token_samples.extend(samples)
+            events.token_ids.extend(ids)
         return events, entries
 
     async def _watch(self) -> None:
@@ -232,6 +243,12 @@ class _Attempt:
     def deliver(self, item: AttemptOutput | KvferryError) -> None:
         """See `AttemptStream`."""
         self._exchange.deliver(self, item)
+
+
+def _is_plain(output: AttemptOutput) -> bool:
+    """Whether it is tokens and nothing else."""
+    tokens, finish, usage, _ = output
+    return bool(tokens) and finish is None and usage is None and tokens[0].logprobs is None
 
 
 def _entries_of(item: AttemptOutput | KvferryError | None) -> int:

@@ -246,10 +246,10 @@ def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
             usage=AttemptUsage(**_usage_fields(message.finish)),
         )
     usage = AttemptUsage(**_usage_fields(message.usage)) if message.HasField("usage") else None
-    if message.logprobs:
+    if logprobs := message.logprobs:
         tokens = tuple(
             OutputToken(token_id, logprobs_from_wire(entry))
-            for token_id, entry in zip(message.token_ids, message.logprobs, strict=True)
+            for token_id, entry in zip(message.token_ids, logprobs, strict=True)
         )
     else:
         tokens = tuple(map(OutputToken, message.token_ids))

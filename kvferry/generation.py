@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from kvferry.cache_key import CacheUse
@@ -68,9 +68,12 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OutputToken:
-    """One generated token. `logprobs` is None unless asked for."""
+class OutputToken(NamedTuple):
+    """One generated token. `logprobs` is None unless asked for.
+
+    A tuple, like `AttemptOutput`: a frozen dataclass takes four times as long to make, and there
+    is one per token.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -101,8 +104,7 @@ class AttemptFinish:
     usage: AttemptUsage
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOutput:
+class AttemptOutput(NamedTuple):
     """Tokens of one sample since its last output, and its end if this is its last.
 
     The attempt ends with the last of its `sampling.n` samples.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -20,14 +19,14 @@ from kvferry import convert
 from kvferry.duplex import run_until_one_ends
 from kvferry.error_wire import error_from_wire
 from kvferry.errors import DeadlineExceeded, KvferryError, WorkerUnavailable
-from kvferry.generation import AttemptOutput
+from kvferry.generation import AttemptOutput, OutputToken
 from kvferry.rpc.v1 import worker_pb2
 from router.worker_errors import connection_closed, errors_of
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvferry.generation import AttemptRequest
+    from kvferry.generation import AttemptFinish, AttemptRequest, AttemptUsage
     from kvferry.membership import WorkerInfo
 
 _log = logging.getLogger(__name__)
@@ -110,17 +109,24 @@ class AttemptExchange:
 
     async def _read_all(self) -> None:
         while (events := await self._call.read()) is not grpc.aio.EOF:
-            attempts = self._attempts
-            for output in events.outputs:
-                if (attempt := attempts.get(output.number)) is not None:
-                    attempt.deliver(convert.attempt_output_from_wire(output))
-            for error in events.errors:
-                if (attempt := attempts.get(error.number)) is not None:
-                    attempt.finish(error_from_wire(error, self._info.worker_id))
-            for number in events.ended:
-                if (attempt := attempts.get(number)) is not None:
-                    attempt.finish(None)
+            self._sort(events)
         raise WorkerUnavailable(f"worker {self._info.worker_id} ended the stream of attempts")
+
+    def _sort(self, events: worker_pb2.AttemptEvents) -> None:
+        find = self._attempts.get
+        columns = (events.token_numbers, events.token_samples, events.token_ids)
+        for number, sample, token_id in zip(*columns, strict=True):
+            if (attempt := find(number)) is not None:
+                attempt.deliver_token(sample, token_id)
+        for output in events.outputs:
+            if (attempt := find(output.number)) is not None:
+                attempt.deliver(convert.attempt_output_from_wire(output))
+        for error in events.errors:
+            if (attempt := find(error.number)) is not None:
+                attempt.finish(error_from_wire(error, self._info.worker_id))
+        for number in events.ended:
+            if (attempt := find(number)) is not None:
+                attempt.finish(None)
 
     async def _write_all(self) -> None:
         while True:
@@ -167,7 +173,7 @@ class ExchangedAttempt:
         self.timer: asyncio.TimerHandle | None = None
         self._exchange = exchange
         self._error: KvferryError | None = None
-        self._gathered: dict[int, list[AttemptOutput]] = {}
+        self._gathered: dict[int, _Gathered] = {}
         """What has not been read, by sample, the one that waits longest first."""
         self._waiter: asyncio.Future[None] | None = None
 
@@ -178,7 +184,7 @@ class ExchangedAttempt:
         while True:
             if self._gathered:
                 sample = next(iter(self._gathered))
-                return _joined(self._gathered.pop(sample))
+                return self._gathered.pop(sample).as_output(sample)
             if self._error is not None:
                 raise self._error
             if self.has_ended:
@@ -205,13 +211,17 @@ class ExchangedAttempt:
 
     # --- the exchange ---
 
+    def deliver_token(self, sample: int, token_id: int) -> None:
+        """Gather a token for the reader."""
+        self._gathered_of(sample).tokens.append(OutputToken(token_id))
+        self._wake()
+
     def deliver(self, output: AttemptOutput) -> None:
         """Gather an output for the reader."""
-        gathered = self._gathered.get(output.sample)
-        if gathered is None:
-            self._gathered[output.sample] = [output]
-        else:
-            gathered.append(output)
+        gathered = self._gathered_of(output.sample)
+        gathered.tokens += output.tokens
+        gathered.finish = output.finish
+        gathered.usage = output.usage or gathered.usage
         self._wake()
 
     def finish(self, error: KvferryError | None) -> None:
@@ -223,19 +233,30 @@ class ExchangedAttempt:
         self._exchange.forget(self)
         self._wake()
 
+    def _gathered_of(self, sample: int) -> _Gathered:
+        gathered = self._gathered.get(sample)
+        if gathered is None:
+            gathered = self._gathered[sample] = _Gathered()
+        return gathered
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
-def _joined(outputs: list[AttemptOutput]) -> AttemptOutput:
-    """Outputs of one sample as one."""
-    last = outputs[-1]
-    if len(outputs) == 1:
-        return last
-    tokens = tuple(chain.from_iterable(output.tokens for output in outputs))
-    told = [output.usage for output in outputs if output.usage is not None]
-    return AttemptOutput(tokens, last.finish, told[-1] if told else None, last.sample)
+class _Gathered:
+    """What has come of one sample since its reader took the last."""
+
+    __slots__ = ("finish", "tokens", "usage")
+
+    def __init__(self) -> None:
+        self.tokens: list[OutputToken] = []
+        self.finish: AttemptFinish | None = None
+        self.usage: AttemptUsage | None = None
+
+    def as_output(self, sample: int) -> AttemptOutput:
+        """All of it as one output."""
+        return AttemptOutput(tuple(self.tokens), self.finish, self.usage, sample)
 
 
 def _broken(error: Exception) -> WorkerUnavailable:

@@ -13,10 +13,10 @@ from outside are its end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from router.policy import Demand
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -50,8 +50,7 @@ _PAUSE_S = 0.2
 """Between two looks for a worker, of an answer that waits for one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedOutput:
+class RoutedOutput(NamedTuple):
     """An output of a worker, and which attempt it belongs to."""
 
     output: AttemptOutput
@@ -92,18 +91,20 @@ class AttemptRunner:
         for number in itertools.count(1):
             route = await self._next_route(request, control, progress)
             attempt = AttemptId(work_id, Attempt(number))
-            outputs = self._run_attempt(request, attempt, route, control, progress)
+            work = _attempt_request(request, attempt, route, progress.resumed)
+            samples_left = work.samples_left
             try:
-                async for output in outputs:
-                    progress.took(output)
-                    yield RoutedOutput(output, route, attempt.attempt)
+                with self._attempting(work, route, control, progress) as read:
+                    while samples_left:
+                        output = await read()
+                        progress.took(output)
+                        yield RoutedOutput(output, route, attempt.attempt)
+                        samples_left -= output.finish is not None
                 return
             except KvferryError as error:
                 control.raise_if_ended()
                 _log_failure(error, request, attempt, route, progress)
                 progress.failed(error, route, self._clock.now())
-            finally:
-                await outputs.aclose()
             await self._fleet.recheck(route.workers)
 
     async def _next_route(
@@ -149,31 +150,27 @@ class AttemptRunner:
             raise progress.failure
         return route
 
-    async def _run_attempt(
-        self,
-        request: ValidRequest,
-        attempt: AttemptId,
-        route: Route,
-        control: RequestControl,
-        progress: AnswerProgress,
-    ) -> AsyncGenerator[AttemptOutput, None]:
-        """Outputs of one attempt, which is counted at its workers while this runs."""
-        work = _attempt_request(request, attempt, route, progress.resumed)
-        samples_left = work.samples_left
-        ticket = self._fleet.dispatch(route, progress.kv_tokens, samples_left)
+    @contextlib.contextmanager
+    def _attempting(
+        self, work: AttemptRequest, route: Route, control: RequestControl, progress: AnswerProgress
+    ) -> Iterator[Callable[[], Awaitable[AttemptOutput]]]:
+        """How to read the outputs of one attempt, which is counted at its workers while inside."""
+        ticket = self._fleet.dispatch(route, progress.kv_tokens, work.samples_left)
         client = self._fleet.client(route.decode.worker_id)
         remaining_s = max(0.0, control.deadline - self._clock.now())
         stream = client.generate(work, remaining_s)
         control.attach(stream)
+
+        async def read() -> AttemptOutput:
+            output = await stream.read()
+            if output is None:
+                raise WorkerUnavailable(f"worker {route.decode.worker_id} ended without a finish")
+            if output.tokens:
+                self._fleet.prefilled(ticket)
+            return output
+
         try:
-            while (output := await stream.read()) is not None:
-                if output.tokens:
-                    self._fleet.prefilled(ticket)
-                yield output
-                samples_left -= output.finish is not None
-                if samples_left == 0:
-                    return
-            raise WorkerUnavailable(f"worker {route.decode.worker_id} ended without a finish")
+            yield read
         finally:
             stream.abort(RequestCancelled("the router needs no more of this attempt"))
             self._fleet.end(ticket)

@@ -1,4 +1,4 @@
-"""Token ids to text, one token at a time, never showing a part of a character.
+"""Token ids to text, as they come, never showing a part of a character.
 
 The text of all pieces together equals what the tokenizer decodes from all ids at once.
 
@@ -25,8 +25,8 @@ _WINDOW_TOKENS_MAX = 8
 class Detokenizer(Protocol):
     """Text of one sequence of tokens."""
 
-    def push(self, token_id: int) -> str:
-        """The text that this token completes; may be empty."""
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; may be empty."""
         ...
 
     def flush(self) -> str:
@@ -65,15 +65,21 @@ class ByteLevelDetokenizer:
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._left = b""
+        """Bytes that do not make a character yet, at most 3."""
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Complete characters only."""
-        return self._decoder.decode(self._bytes_of(token_id))
+        data = self._left + b"".join(map(self._bytes_of, token_ids))
+        text, taken = codecs.utf_8_decode(data, "replace", False)
+        self._left = data[taken:]
+        return text
 
     def flush(self) -> str:
         """One U+FFFD if bytes are left."""
-        return self._decoder.decode(b"", True)
+        text, _ = codecs.utf_8_decode(self._left, "replace", True)
+        self._left = b""
+        return text
 
 
 class WindowDetokenizer:
@@ -89,8 +95,11 @@ class WindowDetokenizer:
         self._shown = 0
         """Tokens of the window whose text has been shown."""
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """New text, unless it could end within a character."""
+        return "".join(map(self._push, token_ids))
+
+    def _push(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._unseen()
         held = len(self._window) - self._shown

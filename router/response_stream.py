@@ -38,6 +38,7 @@ class ResponseStream:
             SampleText(request.sampling, new_detokenizer(), eos_token_ids)
             for _ in range(request.sampling.n)
         ]
+        self._samples_left = len(self._samples)
         self._clock = clock
         self._arrived_at = arrived_at
         self._route: Route | None = None
@@ -47,7 +48,7 @@ class ResponseStream:
     @property
     def is_done(self) -> bool:
         """Whether every sample has ended."""
-        return all(sample.is_done for sample in self._samples)
+        return self._samples_left == 0
 
     def take(self, routed: RoutedOutput) -> ResponseChunk:
         """What the client gets for one output. It is the sample's last if it has `finish`.
@@ -94,6 +95,7 @@ class ResponseStream:
         finish = None
         if reason is not None:
             self._samples[index].is_done = True
+            self._samples_left -= 1
             usage = self._usage() if self.is_done else None
             finish = Finish(reason, usage, scan.stop or "")
         return ResponseChunk(self._request.request_id, scan.text, tuple(tokens), finish, index)

@@ -31,6 +31,7 @@ class SampleText:
         self.last_at: float | None = None
         self.is_done = False
         self._detokenizer = detokenizer
+        self._has_stops = bool(sampling.stop)
         self._scanner = StopStringScanner(sampling.stop)
         self._min_tokens = sampling.min_tokens
         self._silent_ids = frozenset(sampling.stop_token_ids)
@@ -52,14 +53,11 @@ class SampleText:
         if tokens:
             self.first_at = now if self.first_at is None else self.first_at
             self.last_at = now
-        text = ""
-        for position, token in enumerate(tokens):
-            self.tokens += 1
-            scan = self._scan(self._text_of(token))
-            text += scan.text
-            if scan.stop is not None:
-                return position + 1, StopScan(text, scan.stop)
-        return len(tokens), StopScan(text)
+        ids = [token.token_id for token in tokens]
+        if self._has_stops:
+            return self._push_one_by_one(ids)
+        self.tokens += len(ids)
+        return len(ids), StopScan(self._text_of(ids))
 
     def flush(self) -> StopScan:
         """What was held back is shown at the end; it may still complete a stop string."""
@@ -68,11 +66,22 @@ class SampleText:
             return scan
         return StopScan(scan.text + self._scanner.flush())
 
-    def _text_of(self, token: OutputToken) -> str:
+    def _push_one_by_one(self, ids: list[int]) -> tuple[int, StopScan]:
+        """Only so is it known which token completes a stop string."""
+        text = ""
+        for position, token_id in enumerate(ids):
+            self.tokens += 1
+            scan = self._scan(self._text_of([token_id]))
+            text += scan.text
+            if scan.stop is not None:
+                return position + 1, StopScan(text, scan.stop)
+        return len(ids), StopScan(text)
+
+    def _text_of(self, ids: list[int]) -> str:
         """The token that ends an answer is told as an id but has no text."""
-        if token.token_id in self._silent_ids:
-            return ""
-        return self._detokenizer.push(token.token_id)
+        if not self._silent_ids.isdisjoint(ids):
+            ids = [token_id for token_id in ids if token_id not in self._silent_ids]
+        return self._detokenizer.push(ids)
 
     def _scan(self, text: str) -> StopScan:
         if self.tokens <= self._min_tokens:

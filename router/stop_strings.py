@@ -7,15 +7,13 @@ and the result does not depend on how the text is cut into pieces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class StopScan:
+class StopScan(NamedTuple):
     """Text that may be shown now, and the stop string that ended it, if one did."""
 
     text: str

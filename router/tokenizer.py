@@ -49,11 +49,10 @@ class Tokenizer:
         self._is_byte_level = _has_byte_level_decoder(description)
         self._cuts = text_cuts(description)
         self._known = TextCache()
-        self._shown: dict[int, bytes] = {}
-        """By id; workers say no others than those of the vocabulary."""
         self._affixes = _affixes(tokenizer)
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self._shown = _ShownBytes(self)
 
     @property
     def has_chat_template(self) -> bool:
@@ -106,7 +105,7 @@ class Tokenizer:
     def detokenizer(self) -> Detokenizer:
         """A fresh one, for one stream of tokens."""
         if self._is_byte_level:
-            return ByteLevelDetokenizer(self._shown_bytes)
+            return ByteLevelDetokenizer(self._shown.__getitem__)
         return WindowDetokenizer(self.decode)
 
     def _pieces(self, field: str, text: str, tokens_max: int | None) -> Iterator[TokenIds]:
@@ -140,12 +139,22 @@ class Tokenizer:
             raise InvalidInput(field, "has half a surrogate pair, which is no character") from error
         return np.asarray(encoding.ids, dtype=np.int32)
 
-    def _shown_bytes(self, token_id: int) -> bytes:
-        """What a byte-level token adds to a text. Looked up once per token of the vocabulary."""
-        shown = self._shown.get(token_id)
-        if shown is None:
-            is_special = token_id in self._special_ids
-            shown = self._shown[token_id] = b"" if is_special else self.token_bytes(token_id)
+    def shown_bytes(self, token_id: int) -> bytes:
+        """What one byte-level token adds to a text; a special token adds nothing."""
+        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+
+
+class _ShownBytes(dict[int, bytes]):
+    """`Tokenizer.shown_bytes` by id, asked once per token of the vocabulary; workers say no others.
+
+    A dict that fills itself: where nothing is missing, a look-up runs no line of Python.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> bytes:
+        shown = self[token_id] = self._tokenizer.shown_bytes(token_id)
         return shown
 
 

@@ -55,17 +55,19 @@ def request_from_wire(
 
 def chunk_to_wire(chunk: ResponseChunk) -> inference_pb2.GenerateResponse:
     """Logprobs come for all tokens of a chunk or for none."""
+    tokens = chunk.tokens
     message = inference_pb2.GenerateResponse(
         request_id=chunk.request_id,
         text=chunk.text,
-        token_ids=[token.token_id for token in chunk.tokens],
-        logprobs=[
-            convert.logprobs_to_wire(token.logprobs)
-            for token in chunk.tokens
-            if token.logprobs is not None
-        ],
+        token_ids=[token.token_id for token in tokens],
         index=chunk.index,
     )
+    if tokens and tokens[0].logprobs is not None:
+        message.logprobs.extend(
+            convert.logprobs_to_wire(token.logprobs)
+            for token in tokens
+            if token.logprobs is not None
+        )
     if chunk.finish is not None:
         message.finish.CopyFrom(_finish_to_wire(chunk.finish))
     return message

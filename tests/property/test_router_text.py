@@ -37,12 +37,18 @@ def smollm2() -> Tokenizer:
 
 
 def pieces_of(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
-    return [*(detokenizer.push(id_) for id_ in ids), detokenizer.flush()]
+    return [*(detokenizer.push([id_]) for id_ in ids), detokenizer.flush()]
 
 
 def check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """All pieces together are what the tokenizer makes of all ids at once."""
-    assert "".join(pieces_of(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
+    """All pieces together, however cut, are what the tokenizer makes of all ids at once."""
+    text = tokenizer.decode(ids)
+    assert "".join(pieces_of(tokenizer.detokenizer(), ids)) == text
+    for cut in (1, 3):
+        by_threes = tokenizer.detokenizer()
+        starts = range(cut, len(ids), 3)
+        pieces = [ids[:cut], *(ids[start : start + 3] for start in starts)]
+        assert "".join([*map(by_threes.push, pieces), by_threes.flush()]) == text
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60))

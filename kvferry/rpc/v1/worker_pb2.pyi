@@ -43,14 +43,20 @@ class EndSample(_message.Message):
     def __init__(self, sample: _Optional[int] = ...) -> None: ...
 
 class AttemptEvents(_message.Message):
-    __slots__ = ("outputs", "errors", "ended")
+    __slots__ = ("outputs", "errors", "ended", "token_numbers", "token_samples", "token_ids")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[AttemptOutput]
     errors: _containers.RepeatedCompositeFieldContainer[AttemptError]
     ended: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[AttemptOutput, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[AttemptError, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
+    token_numbers: _containers.RepeatedScalarFieldContainer[int]
+    token_samples: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[AttemptOutput, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[AttemptError, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ..., token_numbers: _Optional[_Iterable[int]] = ..., token_samples: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttemptError(_message.Message):
     __slots__ = ("number", "kind", "message", "field", "retry_after_s")

@@ -113,8 +113,9 @@ class Scene:
             self.step_loop.stream(number).deliver(item)
 
     @property
-    def outputs(self):
-        return [output for message in self.pipe.written for output in message.outputs]
+    def said(self):
+        """Number, sample and tokens of all that has left, in the order in which it counts."""
+        return [entry for message in self.pipe.written for entry in said_in(message)]
 
     @property
     def errors(self):
@@ -123,6 +124,14 @@ class Scene:
     @property
     def ended(self):
         return [number for message in self.pipe.written for number in message.ended]
+
+
+def said_in(message):
+    columns = zip(message.token_numbers, message.token_samples, message.token_ids, strict=True)
+    return [
+        *((number, sample, [id_]) for number, sample, id_ in columns),
+        *((output.number, output.sample, list(output.token_ids)) for output in message.outputs),
+    ]
 
 
 def run(scenario):
@@ -143,9 +152,8 @@ def test_what_a_turn_says_of_all_attempts_leaves_in_one_message():
         for number in (1, 2):
             scene.say(number, token(10 * number), token(10 * number + 1))
         await scene.settle()
-        (message,) = scene.pipe.written
-        said = [(output.number, list(output.token_ids)) for output in message.outputs]
-        assert said == [(1, [10]), (1, [11]), (2, [20]), (2, [21])]
+        assert len(scene.pipe.written) == 1
+        assert scene.said == [(1, 0, [10]), (1, 0, [11]), (2, 0, [20]), (2, 0, [21])]
 
     run(scenario)
 
@@ -159,7 +167,28 @@ def test_what_comes_while_a_message_is_written_leaves_in_the_next_one():
             await scene.settle()
         scene.pipe.flows.set()
         await scene.settle()
-        assert [len(message.outputs) for message in scene.pipe.written] == [1, 4]
+        assert [len(said_in(message)) for message in scene.pipe.written] == [1, 4]
+
+    run(scenario)
+
+
+def test_no_token_overtakes_what_its_attempt_said_before():
+    async def scenario(scene):
+        await scene.send(start(1, n=2), start(2))
+        known = AttemptOutput((), usage=AttemptUsage(moved_tokens=3))
+        scene.say(1, token(10), known, token(11, sample=1), token(12), finish(0))
+        scene.say(2, token(20))
+        await scene.settle()
+        (message,) = scene.pipe.written
+        assert said_in(message) == [
+            (1, 0, [10]),
+            (2, 0, [20]),
+            (1, 0, []),
+            (1, 1, [11]),
+            (1, 0, [12]),
+            (1, 0, []),
+        ]
+        assert [output.usage.moved_tokens for output in message.outputs] == [3, 0, 0, 0]
 
     run(scenario)
 
@@ -188,7 +217,7 @@ def test_an_attempt_ends_with_the_last_of_its_samples():
         assert scene.ended == [1]
         scene.say(1, token(6))
         await scene.settle()
-        assert [list(output.token_ids) for output in scene.outputs] == [[], [5], []]
+        assert scene.said == [(1, 1, []), (1, 0, [5]), (1, 0, [])]
 
     run(scenario)
 
@@ -201,7 +230,7 @@ def test_an_error_is_the_end_of_its_attempt_alone():
         await scene.settle()
         (error,) = scene.errors
         assert (error.number, error.kind, error.retry_after_s) == (1, "overloaded", 2.5)
-        assert [output.number for output in scene.outputs] == [1, 2]
+        assert scene.said == [(1, 0, [5]), (2, 0, [7])]
 
     run(scenario)
 
@@ -238,7 +267,7 @@ def test_a_cancelled_attempt_says_nothing_more_and_the_others_go_on():
         scene.say(1, token(5), InternalError("cancelled"))
         scene.say(2, token(6))
         await scene.settle()
-        assert [output.number for output in scene.outputs] == [2]
+        assert scene.said == [(2, 0, [6])]
         assert scene.errors == []
 
     run(scenario)
@@ -335,7 +364,7 @@ def test_a_dead_engine_ends_the_stream_when_its_last_words_are_out(monkeypatch):
         scene.pipe.flows.set()
         with pytest.raises(WorkerUnavailable, match="the engine has stopped"):
             await scene.task
-        assert len(scene.outputs) == 1
+        assert scene.said == [(1, 0, [1])]
 
     run_until_end(scenario)
 

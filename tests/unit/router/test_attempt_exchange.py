@@ -131,6 +131,35 @@ def test_what_came_since_the_last_read_is_one_output_per_sample():
     run(scenario)
 
 
+def test_tokens_in_columns_come_before_the_outputs_beside_them():
+    async def scenario(scene):
+        one, other = scene.start(), scene.start()
+        events = pb.AttemptEvents(
+            token_numbers=[1, 2, 1, 99, 1],
+            token_samples=[0, 0, 1, 0, 0],
+            token_ids=[5, 6, 7, 8, 9],
+            outputs=[attempt_output_to_wire(output(10, finish=FINISH), 1)],
+        )
+        scene.pipe.feed(events)
+        await scene.settle()
+        assert await one.read() == output(5, 9, 10, finish=FINISH)
+        assert await one.read() == output(7, sample=1)
+        assert await other.read() == output(6)
+
+    run(scenario)
+
+
+def test_columns_of_different_lengths_end_the_stream():
+    async def scenario(scene):
+        attempt = scene.start()
+        scene.pipe.feed(pb.AttemptEvents(token_numbers=[1, 1], token_ids=[5, 6]))
+        await scene.settle()
+        with pytest.raises(WorkerUnavailable, match="the stream of attempts broke"):
+            await attempt.read()
+
+    run(scenario)
+
+
 def test_a_token_that_somebody_waits_for_does_not_wait_for_another_one():
     async def scenario(scene):
         attempt = scene.start()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def stream(detokenizer: ByteLevelDetokenizer | WindowDetokenizer, ids: Sequence[int]) -> list[str]:
-    return [*(detokenizer.push(id_) for id_ in ids), detokenizer.flush()]
+    return [*(detokenizer.push([id_]) for id_ in ids), detokenizer.flush()]
 
 
 def test_the_alphabet_is_the_tokenizers_own() -> None:
@@ -50,6 +50,14 @@ def test_special_tokens_have_no_text() -> None:
     tokenizer = Tokenizer(byte_tokenizer(), None)
     ids = [256, *tokenizer.encode("a").tolist(), 257]
     assert stream(tokenizer.detokenizer(), ids) == ["", "a", "", ""]
+
+
+def test_characters_may_begin_in_one_piece_and_end_in_another() -> None:
+    tokenizer = Tokenizer(byte_tokenizer(), None)
+    ids = tokenizer.encode("aé🚢b").tolist()
+    detokenizer = tokenizer.detokenizer()
+    assert [detokenizer.push(part) for part in (ids[:2], ids[2:5], ids[5:])] == ["a", "é", "🚢b"]
+    assert detokenizer.flush() == ""
 
 
 def sentencepiece_like(ids: Sequence[int]) -> str:

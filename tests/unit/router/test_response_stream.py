@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -111,8 +110,8 @@ def test_a_stop_string_wins_over_the_workers_end_in_the_same_output() -> None:
 def test_figures_known_early_survive_an_end_that_the_router_decides() -> None:
     stream = make(stop=("b",))
     routed = output(tokens("a"))
-    early = dataclasses.replace(routed.output, usage=USAGE)
-    stream.take(dataclasses.replace(routed, output=early))
+    early = routed.output._replace(usage=USAGE)
+    stream.take(routed._replace(output=early))
     stream.take(output(tokens("x")))
     finish = stream.take(output(tokens("b"))).finish
     assert finish is not None
