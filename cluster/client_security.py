@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -23,7 +23,7 @@ class ClientSecurity:
     tls_certificate: Path | None = None
     """Of this client, for routers that ask for one."""
     tls_key: Path | None = None
-    api_key: str = ""
+    api_key: str = field(default="", repr=False)
 
     def open_channel(self, address: str, options: Sequence[tuple[str, Any]]) -> Any:
         """Connects when it is first used. Raises `InvalidInput` naming the flag at fault."""

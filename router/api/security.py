@@ -72,17 +72,20 @@ class Security:
     async def _follow(self, file: Path) -> None:
         while True:
             await asyncio.sleep(self._reload_interval_s)
-            # Beside the loop: the file may lie on another machine.
-            version = await asyncio.to_thread(_version_of, file)
-            if version == self._seen:
-                continue
-            self._seen = version
             try:
-                self._keys = await asyncio.to_thread(read_api_keys, file)
+                await self._read_if_changed(file)
             except ConfigError as error:
                 _log.error("the API keys stay as they were", extra={"reason": str(error)})
-            else:
-                _log.info("the API keys were read again")
+            except Exception:  # noqa: BLE001 - outermost frame; a bug of ours must not end following
+                _log.exception("the API keys stay as they were")
+
+    async def _read_if_changed(self, file: Path) -> None:
+        """Raises `ConfigError`. In a thread: the file may lie on another machine."""
+        version = await asyncio.to_thread(_version_of, file)
+        if version != self._seen:
+            self._seen = version
+            self._keys = await asyncio.to_thread(read_api_keys, file)
+            _log.info("the API keys were read again")
 
 
 def account_of(caller: str, header: str, field: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ class Tls:
     """A certificate that was read and goes with its key."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     client_ca: bytes | None
     """Clients must show a certificate signed by it; None: they need none."""
     context: ssl.SSLContext

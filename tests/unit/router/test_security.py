@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cluster.client_security import ClientSecurity
 from kvferry.config import load_config
 from kvferry.errors import ConfigError, InvalidInput, Unauthenticated
 from kvferry.router_config import SecurityConfig
@@ -92,6 +93,18 @@ def test_whose_account_a_call_goes_on() -> None:
         assert caught.value.field == field
     with pytest.raises(InvalidInput, match="tenant: is 'b', and 'a' in x-kvferry-tenant"):
         account_of("", "a", "b")
+
+
+def test_no_secret_is_shown_by_what_holds_it(tmp_path: Path) -> None:
+    ours = Authority(tmp_path, "ca").identity("server")
+    keys = tmp_path / "keys"
+    keys.write_text(f"blue: {OLD}\n")
+    security = Security(SecurityConfig(str(ours.certificate), str(ours.key), api_keys=str(keys)))
+    client = ClientSecurity(api_key=OLD)
+    shown = f"{vars(security)} {security.tls!r} {client!r}"
+    assert "CERTIFICATE" in shown
+    assert "PRIVATE KEY" not in shown
+    assert OLD not in shown
 
 
 @pytest.mark.parametrize(
