@@ -29,19 +29,14 @@ from benchmarks.radix_growth import CpuClock
 from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import MonotonicClock
 from kvferry.ids import ExtraKey, Incarnation, WorkerId
-from kvferry.kv_events import (
-    BlockHash,
-    BlocksRemoved,
-    BlocksStored,
-    KvEventBatch,
-    prompt_block_keys,
-)
+from kvferry.kv_events import BlockHash, BlocksRemoved, BlocksStored, KvEventBatch
 from kvferry.kv_events import prompt_block_hashes as hashes_of
 from kvferry.membership import Membership, Role, WorkerInfo
 from kvferry.router_config import PolicyName
 from router.fleet import Fleet
 from router.policy import CostModel, Demand
 from router.prefix_index import PrefixIndex
+from router.prompt_keys import prompt_keys
 from router.route_chooser import RouteChooser
 from router.worker_client import WorkerStatus
 
@@ -230,7 +225,7 @@ def _decide(
     for number in range(-arguments.decisions // 10, arguments.decisions):
         prompt = world.request()
         began = clock.now()
-        hashes = prompt_block_keys(prompt, BLOCK_TOKENS, SHARED)
+        hashes = prompt_keys(prompt, BLOCK_TOKENS, SHARED)
         hashed = clock.now()
         view = fleet.view(hashes)
         found = clock.now()

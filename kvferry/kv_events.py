@@ -17,8 +17,6 @@ import numpy as np
 from kvferry.limits import KV_EVENT_BLOCK_TOKENS_MIN
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from kvferry.ids import ExtraKey, Incarnation, TokenIds, WorkerId
 
 BlockHash = NewType("BlockHash", int)
@@ -113,15 +111,6 @@ def unpack_hashes(digests: bytes) -> list[BlockHash]:
     """The block hashes that these digests are."""
     hashes: list[BlockHash] = np.frombuffer(digests, dtype="<u8").tolist()
     return hashes
-
-
-def prompt_block_keys(
-    token_ids: TokenIds, block_tokens: int, extra_key: ExtraKey
-) -> NDArray[np.uint64]:
-    """`prompt_block_hashes` as an array of [blocks]."""
-    data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-    digests = chain_digests(chain_root_digest(extra_key), data, block_tokens)
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64, copy=False)
 
 
 def prompt_block_hashes(

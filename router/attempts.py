@@ -24,10 +24,10 @@ from kvferry.cache_key import Sharing
 from kvferry.errors import KvferryError, Overloaded, RequestCancelled, WorkerUnavailable
 from kvferry.generation import AttemptRequest, PrefillSource
 from kvferry.ids import Attempt, AttemptId, new_request_id
-from kvferry.kv_events import prompt_block_keys
 from kvferry.limits import RESUME_PATIENCE_S
 from router.answer_progress import AnswerProgress
 from router.policy import Demand
+from router.prompt_keys import prompt_keys
 
 if TYPE_CHECKING:
     import random
@@ -136,7 +136,7 @@ class AttemptRunner:
         use = request.cache_use
         if use.sharing is not Sharing.SHARED:
             return np.empty(0, dtype=np.uint64)
-        return prompt_block_keys(known, self._block_tokens, use.extra_key)
+        return prompt_keys(known, self._block_tokens, use.extra_key)
 
     def _route(self, hashes: NDArray[np.uint64], demand: Demand, progress: AnswerProgress) -> Route:
         view = self._fleet.view(hashes)

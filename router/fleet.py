@@ -321,7 +321,7 @@ class Fleet:
     ) -> WorkersView:
         if not len(usable.roster):
             return NO_WORKERS
-        blocks = index.hits(prompt)[usable.index_numbers]
+        blocks = index.hits(prompt, usable.index_numbers)
         loads = self._loads.loads(usable.load_rows)
         return WorkersView(usable.roster, blocks * self._block_tokens, loads)
 

@@ -85,7 +85,8 @@ class HolderTable:
             if found == _FREE:
                 return 0
             slot = (slot + 1) & last
-        return segment.holders_at(slot)
+        columns = segment.columns
+        return columns[0][slot] if len(columns) == 1 else segment.holders_at(slot)
 
     def add(self, block: BlockHash, holder: int) -> bool | None:
         """Note a holder. Whether it is a new one; None if the table is full."""

@@ -28,6 +28,7 @@ from kvferry.membership import Role
 from router.load import NO_LOADS
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
+from router.route_costs import cheapest, decode_ms, handoff_ms, queues
 
 if TYPE_CHECKING:
     import random
@@ -47,9 +48,6 @@ _TIE_MS = 1e-6
 
 _EVENT_DELAY_S = 1.0
 """Of what a worker with nothing left to compute was sent before, events have told by now."""
-
-_PENDING_S_BY_LOAD = np.array((_EVENT_DELAY_S, PENDING_S))
-"""Without and with prompt tokens to compute."""
 
 
 @lru_cache(maxsize=4096)
@@ -269,17 +267,19 @@ def _sides_of(
 
 def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> PoolView:
     loads, names = workers.loads, workers.roster.names
-    rates = loads.prefill_tokens_per_s
-    tokens_per_ms = np.where(rates > 0.0, rates, model.prefill_tokens_per_s) / 1000.0
+    usual_rate = model.prefill_tokens_per_s
+    tokens_per_ms, queue_ms, counts_s = queues(
+        loads.counts, loads.rates, usual_rate, _EVENT_DELAY_S, PENDING_S
+    )
     prompt, history = placement.prompt, placement.history
     # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
-    since = placement.now - _PENDING_S_BY_LOAD.take(loads.prefill_tokens > 0)
-    hits = np.maximum(workers.hit_tokens, history.pending_tokens(names, prompt, since))
+    pending = history.pending_tokens(names, prompt, placement.now - counts_s)
+    hits = np.maximum(workers.hit_tokens, pending)
     reads_sent, reads_heat = placement.policy.reads_sent, placement.policy.reads_heat
     return PoolView(
         names=names,
         hit_tokens=hits,
-        queue_ms=loads.prefill_tokens / tokens_per_ms,
+        queue_ms=queue_ms,
         tokens_per_ms=tokens_per_ms,
         requests=loads.requests,
         active_tokens=loads.active_tokens,
@@ -305,25 +305,27 @@ def _prefill_ms(loads: Loads, position: int, uncached: int, model: CostModel) ->
 
 
 def _handoff_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
-    """Shape [workers]."""
-    measured = workers.loads.link_bytes_per_s
-    rates = np.where(measured > 0.0, measured, model.link_bytes_per_s)
-    missing = np.maximum(demand.prompt_tokens - workers.hit_tokens, 0)
-    return np.asarray(1000.0 * (missing * model.kv_bytes_per_token) / rates)
+    return handoff_ms(
+        workers.loads.rates,
+        workers.hit_tokens,
+        demand.prompt_tokens,
+        model.kv_bytes_per_token,
+        model.link_bytes_per_s,
+    )
 
 
 def _decode_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
-    """Shape [workers]."""
-    loads = workers.loads
-    steps = min(demand.answer_tokens_max, model.answer_tokens_expected)
-    beside = np.minimum(loads.sequences, model.running_max - 1)
-    step_ms = model.decode_step_ms + beside * model.decode_step_ms_per_sequence
-    no_slots = loads.slots_available + workers.hit_tokens < demand.prompt_tokens + steps
-    rounds_before = np.maximum(loads.sequences // model.running_max, no_slots)
-    return np.asarray(step_ms * (steps + rounds_before * model.answer_tokens_expected))
+    expected = model.answer_tokens_expected
+    steps = min(demand.answer_tokens_max, expected)
+    return decode_ms(
+        workers.loads.counts,
+        workers.hit_tokens,
+        demand.prompt_tokens,
+        (steps, expected, model.running_max),
+        (model.decode_step_ms, model.decode_step_ms_per_sequence),
+    )
 
 
 def _draw_cheapest(costs: NDArray[np.float64], rng: random.Random) -> int:
     """Position of the least cost, at random among equal ones."""
-    positions = (costs <= costs.min() + _TIE_MS).nonzero()[0]
-    return int(rng.choice(positions.tolist()))
+    return int(rng.choice(cheapest(costs, _TIE_MS).tolist()))

@@ -25,7 +25,6 @@ which connection a batch came by.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ from kvferry.limits import (
     INDEXED_BLOCKS_MAX,
     INDEXED_BLOCKS_PER_WORKER_MAX,
 )
+from router.compiled import compiled
 from router.holder_table import HolderTable
 
 if TYPE_CHECKING:
@@ -268,8 +268,10 @@ class PrefixIndex:
         numbers = [workers[name].number if name in workers else nobody for name in worker_ids]
         return np.array(numbers, dtype=np.intp)
 
-    def hits(self, prompt: Sequence[BlockHash] | NDArray[np.uint64]) -> NDArray[np.int64]:
-        """How many leading blocks of a prompt each worker holds, by its number.
+    def hits(
+        self, prompt: Sequence[BlockHash] | NDArray[np.uint64], numbers: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        """How many leading blocks of a prompt the workers of these numbers hold.
 
         Costs about log2(blocks of the prompt) probes for each different length of hit.
         """
@@ -290,11 +292,14 @@ class PrefixIndex:
             elif high > 0:
                 lengths.append(high)
                 holders.append(low_bits)
-        return _lengths_by_number(lengths, holders, self._table.holders_max)
+        nbytes = self._table.holders_max // 8
+        table = b"".join([each.to_bytes(nbytes, "little") for each in holders])
+        levels = np.array(lengths, dtype=np.int64)
+        return _lengths_of(numbers, levels, np.frombuffer(table, dtype=np.uint8))
 
     def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
         """How many leading blocks of `prompt` one worker holds."""
-        return int(self.hits(prompt)[self.numbers_of((worker_id,))[0]])
+        return int(self.hits(prompt, self.numbers_of((worker_id,)))[0])
 
     def worker(self, worker_id: WorkerId) -> IndexedWorker:
         """What is known of one worker."""
@@ -326,18 +331,18 @@ def _parts_of(hashes: Sequence[BlockHash]) -> Iterator[Sequence[BlockHash]]:
     return (hashes[start : start + step] for start in range(0, len(hashes), step))
 
 
-def _lengths_by_number(
-    lengths: Sequence[int], holders: Sequence[int], holders_max: int
+@compiled("int64[::1](int64[:], int64[::1], Array(uint8, 1, 'C', readonly=True))")
+def _lengths_of(
+    numbers: NDArray[np.intp], lengths: NDArray[np.int64], holders: NDArray[np.uint8]
 ) -> NDArray[np.int64]:
-    """The length of hit of each number, and 0 beyond the last one. `lengths` fall, and of each
-    there are its holders, as bits: those of the length before are among them."""
-    found = np.zeros(holders_max + 1, dtype=np.int64)
-    if lengths:
-        nbytes = holders_max // 8
-        bits = np.frombuffer(
-            b"".join(each.to_bytes(nbytes, "little") for each in holders), dtype=np.uint8
-        )
-        is_holder = np.unpackbits(bits.reshape(-1, nbytes), axis=1, bitorder="little")
-        steps = [one - other for one, other in itertools.pairwise((*lengths, 0))]
-        np.dot(steps, is_holder, out=found[:-1])
+    """The length of hit of each number. `lengths` fall, and each has its holders, a bit for a
+    number: those of the length before are among them. Whoever has no bit holds nothing."""
+    found = np.zeros(numbers.size, dtype=np.int64)
+    for level in range(lengths.size):
+        nbytes = holders.size // lengths.size
+        for position, number in enumerate(numbers):
+            is_within = number < 8 * nbytes
+            if is_within and found[position] == 0:
+                byte = holders[level * nbytes + number // 8]
+                found[position] = lengths[level] * (byte >> number % 8 & 1)
     return found

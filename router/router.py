@@ -14,7 +14,7 @@ from kvferry.errors import (
     WorkerUnavailable,
 )
 from kvferry.ids import RequestId
-from kvferry.kv_events import event_block_tokens, prompt_block_keys
+from kvferry.kv_events import event_block_tokens
 from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
 from router.admission import AdmissionSettings
@@ -25,6 +25,7 @@ from router.fleet_capacity import uncached_tokens
 from router.grpc_worker_client import GrpcWorkerClient
 from router.model_card import read_model_card
 from router.policy import CostModel
+from router.prompt_keys import prompt_keys
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
 from router.route_chooser import RouteChooser
@@ -236,7 +237,7 @@ class Router:
         use, prompt_len = request.cache_use, int(request.prompt.size)
         if use.sharing is not Sharing.SHARED:
             return prompt_len
-        hashes = prompt_block_keys(request.prompt, self._block_tokens, use.extra_key)
+        hashes = prompt_keys(request.prompt, self._block_tokens, use.extra_key)
         return uncached_tokens(self.fleet.view(hashes), prompt_len)
 
     def _capacity(self) -> FleetCapacity:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled
 from router.policies.pending_prompts import PendingPrompts
 from router.policies.pool import NO_HEAT, Heat
 from router.policies.prefix_heat import PrefixHeat
@@ -37,6 +38,8 @@ SENT_PREFIXES_PER_WORKER_MAX = 1 << 16
 """Where a policy takes what was sent for what is held: a million tokens per worker, at most
 500 MB for 64 workers."""
 
+_NO_LEVELS = NO_HEAT.level_tokens, NO_HEAT.level_requests
+
 
 class PlacementHistory:
     """Feeds the columns of `PoolView` that are about the past."""
@@ -48,21 +51,15 @@ class PlacementHistory:
         self.typical_tokens = 0.0
         """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
         self._heat = PrefixHeat(HEAT_MEMORY_REQUESTS)
-        self._counters: tuple[Prompt | None, NDArray[np.intp]] = None, np.empty((2, 0), np.intp)
-        """Of the prompt of late: one is looked at, then recorded."""
         self._pending = PendingPrompts(PENDING_S, PENDING_BYTES_MAX)
         self._sent = SentPrefixes(SENT_PREFIXES_PER_WORKER_MAX) if reads_sent else None
 
     def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64]) -> Heat:
         """Of the prefixes of `prompt` that workers hold."""
-        lengths = set(hit_tokens.tolist())
-        lengths.discard(0)
-        if not lengths or not prompt.keys.size:
-            return Heat(NO_HEAT.level_tokens, NO_HEAT.level_requests, self._heat.requests)
-        levels = np.array(sorted(lengths), dtype=np.int64)
-        positions = prompt.ends.searchsorted(levels)
-        np.minimum(positions, prompt.keys.size - 1, out=positions)
-        counts = self._heat.counts(self._counters_of(prompt)[:, positions])
+        levels, counts = _NO_LEVELS
+        if prompt.keys.size:
+            levels, positions = _levels_of(hit_tokens, prompt.ends)
+            counts = self._heat.counts(prompt.keys[positions])
         return Heat(levels, counts, self._heat.requests)
 
     def pending_tokens(
@@ -82,12 +79,34 @@ class PlacementHistory:
         weight = max(_TYPICAL_WEIGHT, 1 / (self.turn + 1))
         self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
         self.turn += 1
-        self._heat.add(self._counters_of(prompt))
+        self._heat.add(prompt.keys)
         self._pending.add(worker, prompt, now)
         if self._sent is not None:
             self._sent.add(worker, prompt)
 
-    def _counters_of(self, prompt: Prompt) -> NDArray[np.intp]:
-        if self._counters[0] is not prompt:
-            self._counters = prompt, self._heat.counters(prompt.keys)
-        return self._counters[1]
+
+@compiled("UniTuple(int64[::1], 2)(int64[:], int64[:])")
+def _levels_of(
+    hit_tokens: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The different ones, rising, without 0: they are few. And where the shortest prefix of so many
+    tokens is, or the longest one there is."""
+    found = np.empty(hit_tokens.size, dtype=np.int64)
+    count = 0
+    for tokens in hit_tokens:
+        at = count
+        while at > 0 and found[at - 1] > tokens:
+            at -= 1
+        if tokens == 0 or (at > 0 and found[at - 1] == tokens):
+            continue
+        for moved in range(count, at, -1):
+            found[moved] = found[moved - 1]
+        found[at] = tokens
+        count += 1
+    positions = np.empty(count, dtype=np.int64)
+    at = 0
+    for level in range(count):
+        while at < ends.size - 1 and ends[at] < found[level]:
+            at += 1
+        positions[level] = at
+    return found[:count].copy(), positions

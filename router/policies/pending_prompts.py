@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -106,10 +108,7 @@ class PendingPrompts:
         sent_at, tokens = self._path(prompt)
         if not sent_at:
             return np.zeros(workers.size, dtype=np.int64)
-        times = np.array(sent_at).take(self._columns(workers), axis=1)
-        # Whoever was sent a node was sent all above it.
-        nodes: NDArray[np.int64] = (times >= since).sum(axis=0)
-        return np.array(tokens).take(nodes)
+        return _sent(np.array(sent_at), np.array(tokens), self._columns(workers), since)
 
     def _path(self, prompt: Prompt) -> tuple[list[NDArray[np.float64]], list[int]]:
         """Of the nodes that share prefixes with `prompt`: when each was sent to whom; and how many
@@ -201,3 +200,21 @@ def _shared(edge: NDArray[np.uint64], keys: NDArray[np.uint64]) -> int:
     if edge[both - 1] == keys[both - 1]:
         return both
     return int((edge[:both] != keys[:both]).argmax())
+
+
+@compiled("int64[::1](float64[:, ::1], int64[::1], int64[::1], float64[:])")
+def _sent(
+    times: NDArray[np.float64],
+    tokens: NDArray[np.int64],
+    columns: NDArray[np.intp],
+    since: NDArray[np.float64],
+) -> NDArray[np.int64]:
+    """What each column was sent of a path: `times` is [nodes, columns], `tokens` [nodes + 1]."""
+    found = np.empty(columns.size, dtype=np.int64)
+    for worker, column in enumerate(columns):
+        nodes = 0
+        # Whoever was sent a node was sent all above it.
+        while nodes < times.shape[0] and times[nodes, column] >= since[worker]:
+            nodes += 1
+        found[worker] = tokens[nodes]
+    return found

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled, inlined
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -25,13 +27,7 @@ class PrefixHeat:
     def __init__(self, memory_requests: int, counters: int = 1 << 18) -> None:
         """`counters` is a power of two; memory is 16 bytes for each."""
         assert counters & (counters - 1) == 0
-        self._table = np.zeros(_ROWS * counters, dtype=np.float64)
-        """Row after row."""
-        self._mask = np.uint64(counters - 1)
-        self._second_row = np.uint64(counters)
-        bits = counters.bit_length() - 1
-        self._first_shift = np.uint64(64 - bits)
-        self._second_shift = np.uint64(64 - 2 * bits)
+        self._table = np.zeros((_ROWS, counters), dtype=np.float64)
         # Instead of making all older counts smaller, each new one is larger.
         self._step = 1.0 + 1.0 / memory_requests
         self._weight = 1.0
@@ -42,31 +38,48 @@ class PrefixHeat:
         """Requests counted, older ones less."""
         return self._total / self._weight
 
-    def counters(self, keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Where both counts of each prefix are; [2, keys]."""
-        # Multiplied, because keys are hashes where they come from prompts, but in a replay small
-        # numbers. The upper bits of a product depend on all bits of the key.
-        products = keys * _FACTOR
-        found = np.empty((_ROWS, keys.size), dtype=np.uint64)
-        np.right_shift(products, self._first_shift, out=found[0])
-        products >>= self._second_shift
-        products &= self._mask
-        np.bitwise_or(products, self._second_row, out=found[1])
-        return found.view(np.intp)
-
-    def add(self, counters: NDArray[np.intp]) -> None:
-        """Count a request with the prefixes that have these counters."""
+    def add(self, keys: NDArray[np.uint64]) -> None:
+        """Count a request with these prefixes."""
         self._weight *= self._step
         if self._weight > _GROWTH_MAX:
             self._table /= self._weight
             self._total /= self._weight
             self._weight = 1.0
-        # Two prefixes of one prompt that share a counter count once there.
-        self._table[counters] += self._weight
+        _add(self._table, keys, self._weight)
         self._total += self._weight
 
-    def counts(self, counters: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Requests that had each of the prefixes that have these counters; [prefixes]."""
-        first, second = self._table[counters]
-        least: NDArray[np.float64] = np.minimum(first, second)
-        return least / self._weight
+    def counts(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+        """Requests that had each prefix; shape as `keys`."""
+        return _counts(self._table, keys, 1.0 / self._weight)
+
+
+@inlined
+def _first(key: np.uint64, counters: int) -> np.uint64:
+    # Multiplied, because keys are hashes where they come from prompts, but small numbers in a
+    # replay. The upper bits of a product depend on all bits of a key.
+    return (key * _FACTOR) >> np.uint64(40) & np.uint64(counters - 1)
+
+
+@inlined
+def _second(key: np.uint64, counters: int) -> np.uint64:
+    return (key * _FACTOR) >> np.uint64(20) & np.uint64(counters - 1)
+
+
+@compiled("void(float64[:, ::1], Array(uint64, 1, 'C', readonly=True), float64)")
+def _add(table: NDArray[np.float64], keys: NDArray[np.uint64], weight: float) -> None:
+    counters = table.shape[1]
+    for key in keys:
+        table[0, _first(key, counters)] += weight
+        table[1, _second(key, counters)] += weight
+
+
+@compiled("float64[::1](float64[:, ::1], Array(uint64, 1, 'C', readonly=True), float64)")
+def _counts(
+    table: NDArray[np.float64], keys: NDArray[np.uint64], scale: float
+) -> NDArray[np.float64]:
+    counters = table.shape[1]
+    found = np.empty(keys.size, dtype=np.float64)
+    for position, key in enumerate(keys):
+        first, second = table[0, _first(key, counters)], table[1, _second(key, counters)]
+        found[position] = min(first, second) * scale
+    return found

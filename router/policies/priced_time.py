@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled, inlined
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -55,36 +57,61 @@ def priced_time(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
 
 def copies_price_ms(pool: PoolView) -> NDArray[np.float64]:
     """What the copies that each worker would compute cost the others; negative if they gain."""
-    levels = pool.heat.level_tokens
-    if not levels.size:
+    heat = pool.heat
+    if not heat.level_tokens.size:
         return np.zeros(pool.workers)
-    # The lengths that workers hold part the prompt; each holds as many parts, from the first on.
-    held = levels.searchsorted(pool.hit_tokens, side="right")
-    wasted = np.array(_wasted_tokens(pool, np.bincount(held, minlength=levels.size + 1)))[held]
-    typical = np.maximum(wasted, 0.0) / max(pool.typical_tokens, 1.0)
-    per_token = (WORK_PRICE + SIZE_PRICE * typical) / pool.tokens_per_ms
-    return np.asarray(per_token * wasted, dtype=np.float64)
+    past = (float(heat.requests), float(pool.typical_tokens))
+    numbers = (WORK_PRICE, DISCOUNT, EXPONENT, SIZE_PRICE, DOUBT, USES_PER_COPY, USES_PAID)
+    columns = (pool.hit_tokens, pool.tokens_per_ms, heat.level_tokens, heat.level_requests)
+    return _price_ms(*columns, past, numbers)
 
 
-def _wasted_tokens(pool: PoolView, workers: NDArray[np.int64]) -> list[float]:
-    """By the parts that a worker holds, what it would compute of no use; one entry more than
-    parts. `workers` says how many hold just so many parts."""
-    ends, uses = pool.heat.level_tokens.tolist(), pool.heat.level_requests.tolist()
-    wasted = [0.0] * (len(ends) + 1)
-    copies = 0
-    for part in range(len(ends) - 1, -1, -1):
-        copies += int(workers[part + 1])
-        tokens = ends[part] - (ends[part - 1] if part else 0)
-        wasted[part] = wasted[part + 1] + tokens * _waste(pool, uses[part], copies)
-    return wasted
-
-
-def _waste(pool: PoolView, uses: float, copies: int) -> float:
+@inlined
+def _waste(
+    uses: float, requests: float, workers: int, copies: int, numbers: tuple[float, ...]
+) -> float:
     """Of a part of the prompt, the share of a further copy that nobody has any use of."""
+    work_price, discount, exponent, _, doubt, uses_per_copy, uses_paid = numbers
     # As many as it surely had: a count of n is known to about the root of n.
-    sure = max(uses - DOUBT * math.sqrt(uses), 0.0)
-    share = sure / max(pool.heat.requests, 1.0)
-    deserved = min(share * pool.workers, sure / USES_PER_COPY)
-    waste = 1.0 - math.pow(deserved / copies, EXPONENT)
-    paid = 1.0 + uses / copies / USES_PAID
-    return waste / paid if waste > 0.0 else max(waste, -DISCOUNT / WORK_PRICE)
+    sure = max(uses - doubt * math.sqrt(uses), 0.0)
+    share = sure / max(requests, 1.0)
+    deserved = min(share * workers, sure / uses_per_copy)
+    waste = 1.0 - math.pow(deserved / copies, exponent)
+    if waste > 0.0:
+        return waste / (1.0 + uses / copies / uses_paid)
+    return max(waste, -discount / work_price)
+
+
+@compiled(
+    "float64[::1](int64[:], float64[:], int64[:], float64[:], UniTuple(float64, 2),"
+    " UniTuple(float64, 7))"
+)
+def _price_ms(
+    hit_tokens: NDArray[np.int64],
+    tokens_per_ms: NDArray[np.float64],
+    ends: NDArray[np.int64],
+    uses: NDArray[np.float64],
+    past: tuple[float, float],
+    numbers: tuple[float, ...],
+) -> NDArray[np.float64]:
+    """`ends` are the lengths that workers hold: they part the prompt, and every worker holds so
+    many of the parts, from the first one on."""
+    requests, typical_tokens = past
+    # Of no use, of what is computed by who holds so many parts.
+    wasted = np.zeros(ends.size + 1, dtype=np.float64)
+    for part in range(ends.size - 1, -1, -1):
+        copies = 0
+        for tokens in hit_tokens:
+            copies += tokens >= ends[part]
+        size = ends[part] - (ends[part - 1] if part else 0)
+        waste = _waste(uses[part], requests, hit_tokens.size, copies, numbers)
+        wasted[part] = wasted[part + 1] + size * waste
+    found = np.empty(hit_tokens.size, dtype=np.float64)
+    for worker in range(hit_tokens.size):
+        held = 0
+        while held < ends.size and hit_tokens[worker] >= ends[held]:
+            held += 1
+        typical = max(wasted[held], 0.0) / max(typical_tokens, 1.0)
+        per_token = (numbers[0] + numbers[3] * typical) / tokens_per_ms[worker]
+        found[worker] = per_token * wasted[held]
+    return found

@@ -60,7 +60,7 @@ def pool(hits: list[int], **columns: object) -> PoolView:
 
 
 def heat(tokens: int, requests: float, total: float) -> Heat:
-    return Heat(np.array([tokens]), np.array([requests]), total)
+    return Heat(np.array([tokens]), np.array([requests], dtype=np.float64), total)
 
 
 def best(costs: NDArray[np.float64]) -> int:
@@ -150,22 +150,20 @@ def test_least_loaded_counts_requests() -> None:
 def test_heat_counts_what_was_asked_for_and_forgets_it() -> None:
     counts = PrefixHeat(memory_requests=50, counters=1 << 12)
     for _ in range(20):
-        counts.add(counts.counters(prompt(1, 4).keys))
-    hot = counts.counts(counts.counters(prompt(1, 4).keys))
+        counts.add(prompt(1, 4).keys)
+    hot = counts.counts(prompt(1, 4).keys)
     assert hot == pytest.approx(np.full(4, counts.requests))
     for first in range(100, 100 + 8 * 200, 8):
-        counts.add(counts.counters(prompt(first, 4).keys))
-    assert (counts.counts(counts.counters(prompt(1, 4).keys)) < 0.05 * hot).all()
+        counts.add(prompt(first, 4).keys)
+    assert (counts.counts(prompt(1, 4).keys) < 0.05 * hot).all()
     assert counts.requests == pytest.approx(50, rel=0.05)
 
 
 def test_heat_outlives_the_rescaling_of_its_counts() -> None:
     counts = PrefixHeat(memory_requests=10, counters=1 << 10)
     for _ in range(1000):
-        counts.add(counts.counters(prompt(1, 2).keys))
-    assert counts.counts(counts.counters(prompt(1, 2).keys)) == pytest.approx(
-        np.full(2, 11.0), rel=0.01
-    )
+        counts.add(prompt(1, 2).keys)
+    assert counts.counts(prompt(1, 2).keys) == pytest.approx(np.full(2, 11.0), rel=0.01)
 
 
 def branching(branch: int, blocks: int) -> Prompt:

@@ -159,7 +159,7 @@ def test_a_worker_that_left_has_no_entries() -> None:
     assert (index.hit_blocks(W1, PROMPT), index.report().blocks) == (0, 0)
     # Who gets its number finds nothing of it.
     index.join(WorkerId("w3"), Incarnation(1))
-    assert not index.hits(PROMPT).any()
+    assert not index.hits(PROMPT, index.numbers_of([W1, W2, WorkerId("w3")])).any()
 
 
 def test_hits_of_all_workers_come_at_once() -> None:
@@ -169,10 +169,10 @@ def test_hits_of_all_workers_come_at_once() -> None:
     for name, length in zip(names, lengths, strict=True):
         index.apply(batch(0, BlocksStored(PROMPT[:length]), worker=name, snapshot=True))
     numbers = index.numbers_of([*names, WorkerId("nobody")])
-    assert index.hits(PROMPT)[numbers].tolist() == [*lengths, 0]
+    assert index.hits(PROMPT, numbers).tolist() == [*lengths, 0]
     assert index.report().blocks == 5
     index.leave(names[65])
-    assert index.hits(np.array(PROMPT, dtype=np.uint64))[numbers[65]] == 0
+    assert index.hits(np.array(PROMPT, dtype=np.uint64), numbers)[65] == 0
     assert index.numbers_of([names[65]]) == numbers[-1]
 
 
