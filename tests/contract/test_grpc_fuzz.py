@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from kvferry.rpc.v1 import inference_pb2
 from tests.support.fake_worker import FakeWorker
+from tests.support.fuzz_target import FILES_GROWN_MAX, fuzz_target, open_files
 from tests.support.router_model import write_model
 from tests.support.served_router import served_router
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.router_bench import RouterBench
 
@@ -110,7 +112,7 @@ def call(channel: grpc.Channel, method: str, data: bytes) -> None:
         assert " " not in field.split("(")[0].strip(), refusal.details()
 
 
-def fuzz(bench: RouterBench, examples: int) -> None:
+def fuzz(target: str, examples: int) -> None:
     some = st.one_of(
         *(
             st.tuples(
@@ -120,7 +122,7 @@ def fuzz(bench: RouterBench, examples: int) -> None:
             for method, kind in METHODS.items()
         )
     )
-    with grpc.insecure_channel(bench.channel_target) as channel:
+    with grpc.insecure_channel(target) as channel:
 
         @given(some)
         @settings(
@@ -136,12 +138,17 @@ def fuzz(bench: RouterBench, examples: int) -> None:
 
 
 def test_a_sample(bench: RouterBench) -> None:
-    fuzz(bench, 60)
+    fuzz(bench.channel_target, 60)
 
 
 @pytest.mark.slow
-def test_many(bench: RouterBench) -> None:
-    fuzz(bench, 10_000)
+def test_many_leave_workers_as_they_were(tmp_path: Path) -> None:
+    with fuzz_target(tmp_path) as target:
+        fuzz(target.channel_target, 100)
+        files = open_files()
+        fuzz(target.channel_target, 10_000)
+        target.assert_nothing_left()
+        assert open_files() < files + FILES_GROWN_MAX
 
 
 def test_a_client_that_knows_nothing_but_the_address(bench: RouterBench) -> None:

@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 
 from router.api.open_api import describe_api
 from tests.support.fake_worker import FakeWorker
+from tests.support.fuzz_target import FILES_GROWN_MAX, FuzzTarget, fuzz_target, open_files
 from tests.support.router_model import write_model
 from tests.support.served_router import served_router
 
@@ -44,7 +45,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterBench]:
         yield served
 
 
-def ask(bench: RouterBench, label: str, mode: GenerationMode, examples: int) -> None:
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
+    with fuzz_target(tmp_path_factory.mktemp("model")) as running:
+        yield running
+
+
+def ask(url: str, label: str, mode: GenerationMode, examples: int) -> None:
     with requests.Session() as session:
 
         @given(case=OPERATIONS[label].as_strategy(generation_mode=mode))
@@ -55,7 +62,7 @@ def ask(bench: RouterBench, label: str, mode: GenerationMode, examples: int) -> 
             suppress_health_check=list(HealthCheck),
         )
         def keeps_to_the_description(case: Case) -> None:
-            response = case.call(base_url=bench.http_url, session=session, timeout=20)
+            response = case.call(base_url=url, session=session, timeout=20)
             case.validate_response(response, checks=CHECKS)
             if response.status_code >= 400:
                 names_its_field(response.json()["error"])
@@ -73,13 +80,19 @@ def names_its_field(error: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_a_sample(bench: RouterBench, label: str) -> None:
-    ask(bench, label, GenerationMode.POSITIVE, 6)
+    ask(bench.http_url, label, GenerationMode.POSITIVE, 6)
     if label.startswith("POST"):
-        ask(bench, label, GenerationMode.NEGATIVE, 10)
+        ask(bench.http_url, label, GenerationMode.NEGATIVE, 10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [label for label in OPERATIONS if label.startswith("POST")])
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_many(bench: RouterBench, label: str, mode: GenerationMode) -> None:
-    ask(bench, label, mode, 1000)
+def test_many_leave_workers_as_they_were(
+    target: FuzzTarget, label: str, mode: GenerationMode
+) -> None:
+    ask(target.http_url, label, mode, 20)
+    files = open_files()
+    ask(target.http_url, label, mode, 1000)
+    target.assert_nothing_left()
+    assert open_files() < files + FILES_GROWN_MAX
