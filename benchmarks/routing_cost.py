@@ -1,17 +1,17 @@
 """What one routing decision costs: hash the prompt, look it up, choose the workers.
 
     python -m benchmarks.routing_cost --json               64 workers, 10^6 blocks, 4,000 tokens
-    python -m benchmarks.routing_cost --json --cpu-time    on a busy machine
 
 A fleet and the configured policy as a router has them; only the workers' processes are missing.
 Every worker holds the same few system prompts and conversations of its own, in blocks of 16
 tokens. A request goes on with one of these conversations, or begins a new one. One row has all
-workers compute and decode (`both`: one index, the dearest choice), one has half of them do either.
+workers compute and decode (`both`: one index), one has half of them do either (`split`: two).
 
-`p50_us` and `p99_us` are of a decision, `lookup_us` (which is asking the fleet for a view: both
-indices, loads) and `choice_us` medians of its parts. `hash_us` is apart because a request is
-hashed once, however often it is routed. `apply_us` is the price of the index: microseconds per
-block of what workers tell, in batches of 30.
+A decision is all that lies between token ids and a route: `p50_us` and `p99_us` on the clock,
+`cpu_p50_us` and `cpu_p99_us` of this process's own time, which says more on a busy machine. Of its
+parts there are the medians: `hash_us`, `lookup_us` (which is asking the fleet for a view: both
+indices, loads) and `choice_us`. `apply_us` is the price of the index: microseconds per block of
+what workers tell, in batches of 30.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.radix_growth import CpuClock
+from benchmarks.radix_growth import CpuClock, cost_of_reading
 from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import MonotonicClock
 from kvferry.ids import ExtraKey, Incarnation, WorkerId
@@ -42,6 +42,8 @@ from router.worker_client import WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from kvferry.clock import Clock
     from kvferry.errors import KvferryError
@@ -60,11 +62,10 @@ SHARED = ExtraKey("")
 def main() -> None:
     """Print a row for each way of dividing the workers."""
     arguments = _parse()
-    clock = CpuClock() if arguments.cpu_time else MonotonicClock()
     world = _World(arguments.workers, arguments.pages, arguments.prompt_tokens, arguments.seed)
-    apply_us = round(1e6 * _apply_s(world.held, clock), 2)
+    apply_us = round(1e6 * _apply_s(world.held, CpuClock()), 2)
     for pools in ("both", "split"):
-        row = asyncio.run(_row(arguments, world, pools, clock)) | {"apply_us": apply_us}
+        row = asyncio.run(_row(arguments, world, pools)) | {"apply_us": apply_us}
         text = json.dumps(row) if arguments.json else "  ".join(f"{k} {v}" for k, v in row.items())
         print(text, flush=True)  # noqa: T201
 
@@ -145,34 +146,36 @@ class _World:
         return hashes_of(tokens, BLOCK_TOKENS, SHARED)
 
 
-async def _row(
-    arguments: argparse.Namespace, world: _World, pools: str, clock: Clock
-) -> dict[str, Any]:
+async def _row(arguments: argparse.Namespace, world: _World, pools: str) -> dict[str, Any]:
     workers = arguments.workers
     infos = [_info(number, workers, pools) for number in range(workers)]
     fleet = await _fleet(infos, world)
     try:
-        spent = _decide(fleet, world, arguments, clock)
+        spent = _decide(fleet, world, arguments)
         reports = fleet.index_reports().values()
         nbytes, indexed = sum(r.nbytes for r in reports), sum(r.blocks for r in reports)
     finally:
         await fleet.stop()
-    decision = np.asarray(spent["lookup"]) + np.asarray(spent["choice"])
+    parts = ("hash", "lookup", "choice")
+    decision = np.sum([spent[part] for part in parts], axis=0)
     return {
         "workers": workers,
         "pages": indexed,
         "prompt_tokens": arguments.prompt_tokens,
-        "hash_us": round(1e6 * float(np.median(spent["hash"])), 1),
-        "p50_us": round(1e6 * float(np.median(decision)), 1),
-        "p99_us": round(1e6 * float(np.quantile(decision, 0.99)), 1),
-        "bytes_per_block": round(nbytes / indexed, 1),
         "pools": pools,
         "policy": arguments.policy,
-        "lookup_us": round(1e6 * float(np.median(spent["lookup"])), 1),
-        "choice_us": round(1e6 * float(np.median(spent["choice"])), 1),
+        "p50_us": _quantile_us(decision, 0.5),
+        "p99_us": _quantile_us(decision, 0.99),
+        "cpu_p50_us": _quantile_us(spent["cpu"], 0.5),
+        "cpu_p99_us": _quantile_us(spent["cpu"], 0.99),
+        **{f"{part}_us": _quantile_us(spent[part], 0.5) for part in parts},
+        "bytes_per_block": round(nbytes / indexed, 1),
         "decisions": arguments.decisions,
-        "clock": "cpu" if arguments.cpu_time else "wall",
     }
+
+
+def _quantile_us(seconds: Sequence[float] | NDArray[np.float64], share: float) -> float:
+    return round(1e6 * float(np.quantile(seconds, share)), 1)
 
 
 def _info(number: int, workers: int, pools: str) -> WorkerInfo:
@@ -214,27 +217,31 @@ def _some_load(rng: random.Random) -> WorkerLoad:
 
 
 def _decide(
-    fleet: Fleet, world: _World, arguments: argparse.Namespace, clock: Clock
+    fleet: Fleet, world: _World, arguments: argparse.Namespace
 ) -> Mapping[str, list[float]]:
-    """Seconds of the parts of each decision."""
+    """Seconds of the parts of each decision, and of CPU of the whole one."""
     model = CostModel(kv_bytes_per_token=131_072, running_max=64)
-    chooser = RouteChooser(PolicyName(arguments.policy), model, BLOCK_TOKENS, MonotonicClock())
+    clock, cpu = MonotonicClock(), CpuClock()
+    chooser = RouteChooser(PolicyName(arguments.policy), model, BLOCK_TOKENS, clock)
     demand = Demand(arguments.prompt_tokens, 256)
-    rng = random.Random(arguments.seed)
-    spent: dict[str, list[float]] = {"hash": [], "lookup": [], "choice": []}
+    rng, reading_s = random.Random(arguments.seed), cost_of_reading(cpu)
+    spent: dict[str, list[float]] = {"hash": [], "lookup": [], "choice": [], "cpu": []}
     for number in range(-arguments.decisions // 10, arguments.decisions):
         prompt = world.request()
+        cpu_began = cpu.now()
         began = clock.now()
-        hashes = prompt_keys(prompt, BLOCK_TOKENS, SHARED)
+        keys = prompt_keys(prompt, BLOCK_TOKENS, SHARED)
         hashed = clock.now()
-        view = fleet.view(hashes)
+        view = fleet.view(keys)
         found = clock.now()
-        chooser.choose(view, demand, hashes, frozenset(), rng)
+        chooser.choose(view, demand, keys, frozenset(), rng)
         chosen = clock.now()
+        cpu_spent = cpu.now() - cpu_began - reading_s
         if number >= 0:
             spent["hash"].append(hashed - began)
             spent["lookup"].append(found - hashed)
             spent["choice"].append(chosen - found)
+            spent["cpu"].append(cpu_spent)
     return spent
 
 
@@ -261,7 +268,6 @@ def _apply_s(held: Sequence[tuple[BlockHash, ...]], clock: Clock) -> float:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--cpu-time", action="store_true", help="do not count other processes")
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--pages", type=int, default=10**6, help="different blocks held")
     parser.add_argument("--prompt-tokens", type=int, default=4000)
