@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from kvferry.errors import KvferryError
+from router.api.event_counts import EventCounter, EventHistogram
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -44,7 +45,9 @@ class RequestMetrics:
         )
         self._failures = self._counter("request_failures", "Requests that ended so", "kind")
         self._prompt = self._counter("prompt_tokens", "Of requests that succeeded")
-        self._generated = self._counter("generation_tokens", "Shown to clients")
+        self._generated = EventCounter(
+            "kvferry_generation_tokens", "Shown to clients", self.registry
+        )
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens nobody had to compute")
         self._moved = self._counter("handoff_bytes", "KV moved between workers")
@@ -91,5 +94,5 @@ class RequestMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvferry_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"kvferry_{name}_seconds", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> EventHistogram:
+        return EventHistogram(f"kvferry_{name}_seconds", text, buckets, self.registry)
