@@ -163,7 +163,7 @@ class Supervisor:
         await self._announce()
         if stop is not None:
             # Its watcher first, to whom a member that is asked to stop would seem dead.
-            watch = self._watches[stop.name, stop.launch]
+            watch = self._watches.pop((stop.name, stop.launch))
             watch.cancel()
             await asyncio.wait({watch})
             await self._stop_member(stop)
@@ -184,7 +184,8 @@ class Supervisor:
         """Whether every router knows that it drains, and nobody of anything it has to do."""
         running = {router.name for router in self._state.routers()}
         routers = {key: each for key, each in self._handles.items() if key[0] in running}
-        if not routers or any(self._told.get(key, -1) < version for key in routers):
+        told = [self._told[key] for key in routers if key in self._told]
+        if not routers or len(told) < len(routers) or min(told) < version:
             return False
         try:
             async with asyncio.timeout(_HAS_WORK_TIMEOUT_S):
