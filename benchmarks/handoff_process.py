@@ -255,10 +255,15 @@ class _SourceHost:
         self._transport = transport
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
+        self,
+        key: HandoffKey,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        cache_use: CacheUse,
+        goes_first: bool,
     ) -> None:
         """All of the prompt counts as computed at once."""
-        del sampling, cache_use
+        del sampling, cache_use, goes_first
         process, driver = self._process, self._process.drivers[self._transport]
         kv = process.open(key, prompt, inbound=False)
         process.kv_cache.commit(kv, len(prompt))

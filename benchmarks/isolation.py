@@ -288,10 +288,15 @@ class _Worker:
     # --- source's host ---
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
+        self,
+        key: HandoffKey,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        cache_use: CacheUse,
+        goes_first: bool,
     ) -> None:
         """All of the prompt counts as computed at once."""
-        del sampling, cache_use
+        del sampling, cache_use, goes_first
         kv = self._open(key, len(prompt), inbound=False)
         self.kv_cache.commit(kv, len(prompt))
         self.driver.scheduled(key, kv, 0)

@@ -27,10 +27,15 @@ class WorkerSource:
         self._returns = returns
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
+        self,
+        key: HandoffKey,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        cache_use: CacheUse,
+        goes_first: bool,
     ) -> None:
         """A prompt to compute."""
-        self._prompts.start(key, prompt, sampling, cache_use)
+        self._prompts.start(key, prompt, sampling, cache_use, goes_first)
 
     def start_held(self, key: HandoffKey, prompt: TokenIds, cache_use: CacheUse) -> None:
         """KV to give back."""

@@ -316,7 +316,7 @@ class Intake:
         return entry
 
     def _new_request(self, attempt: AttemptRequest) -> Request:
-        return Request(
+        request = Request(
             id=attempt.id,
             prompt=attempt.prompt,
             sampling=attempt.sampling,
@@ -324,6 +324,8 @@ class Intake:
             eos_token_ids=self._engine.eos_token_ids,
             listener=self,
         )
+        request.goes_first = attempt.goes_first
+        return request
 
     def _let_follow(self, entry: _Attempt) -> None:
         """Queue the other samples of a resumed attempt, in their order of arrival."""
@@ -346,7 +348,9 @@ class Intake:
         known = request.known[: request.inbound_len]
         sampling = _ANY_TOKEN if request.output.size else request.sampling
         try:
-            self._driver.fetch(key, source, known, sampling, request.cache_use)
+            self._driver.fetch(
+                key, source, known, sampling, request.cache_use, goes_first=request.goes_first
+            )
         except KvferryError as error:
             self.failed(key, error)
 

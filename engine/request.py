@@ -124,6 +124,8 @@ class Request:
         prefill_only: stop after the first tokens and hold the KV for a handoff.
         give_way: of a request that is in nobody's way (`engine.holding`): ends it, when somebody
             lacks what it holds.
+        goes_first: whether its prompt is computed before those of others (`engine.prompt_order`).
+        passed_over: steps that computed nothing of its prompt because others went first.
         sample: which sample of its prompt this is. 0 stands for all until the prompt is computed.
         siblings: the requests of the other samples, once there are any. Of sample 0 alone.
         arrival: number in the order of arrival at this process, from 1. Kept through a retraction.
@@ -138,10 +140,12 @@ class Request:
         "arrival",
         "cache_use",
         "give_way",
+        "goes_first",
         "id",
         "kv",
         "listener",
         "num_tokens",
+        "passed_over",
         "prefill_only",
         "prompt_len",
         "retracted_len",
@@ -170,6 +174,8 @@ class Request:
         self.cache_use = cache_use
         self.listener = listener
         self.prefill_only = prefill_only
+        self.goes_first = False
+        self.passed_over = 0
         self.give_way: Callable[[], None] | None = None
         self.prompt_len = len(prompt)
         self.num_tokens = len(prompt)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.admission import Admission
+from engine.prompt_order import before, count_passed_over, next_to_admit, turn
 from engine.request import Request, Stage
 from kvferry.errors import Overloaded
 
@@ -29,7 +30,7 @@ class StepItem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Refusal:
-    """The oldest waiting request did not fit, and when it is worth trying again."""
+    """The next waiting request did not fit, and when it is worth trying again."""
 
     request: Request
     changes: int
@@ -39,9 +40,9 @@ class _Refusal:
 class Scheduler:
     """The requests of one engine, by stage, in order of arrival.
 
-    A step decodes every decoding request and spends what is left of `chunk_tokens` on prompts,
-    oldest first. The oldest waiting request is never overtaken, so it cannot starve. When slots
-    run out, running requests are retracted, youngest first (`engine.admission` says why that ends).
+    A step decodes every decoding request and spends what is left of `chunk_tokens` on prompts, in
+    the order of `engine.prompt_order`, by which nobody starves. When slots run out, running
+    requests are retracted, youngest first (`engine.admission` says why that ends).
     """
 
     def __init__(self, kv_cache: KVCache, config: SchedulerConfig) -> None:
@@ -57,7 +58,7 @@ class Scheduler:
         self._config = config
         self._kv_cache = kv_cache
         self._admission = Admission(kv_cache, config.output_reserve)
-        # In order of arrival; the first are tried first.
+        # In order of arrival.
         self._waiting: list[Request] = []
         self._deferred: list[Request] = []
         # Dicts keep the order of admission and remove in O(1).
@@ -242,18 +243,22 @@ class Scheduler:
                 continue
             victim = self._victim()
             if victim is None:
-                return self._cut_to_fit(items), admitted
+                items = self._cut_to_fit(items)
+                break
             self._retract(victim)
             items = [item for item in items if item.request is not victim]
+        computed = (i.request for i in items if i.request.stage is Stage.PREFILLING)
+        count_passed_over((*self._waiting, *self._prefilling.values()), computed)
         return items, admitted
 
     def _admit(self) -> list[Request]:
         """Admit waiting requests while the step has tokens left for them."""
-        budget = self._prefill_budget - sum(r.uncomputed for r in self._prefilling.values())
         admitted: list[Request] = []
-        while budget > 0 and (request := self._admit_oldest()) is not None:
+        while (request := next_to_admit(self._waiting)) is not None:
+            budget = self._prefill_budget - before(request, self._prefilling.values())
+            if budget <= 0 or not self._try_admit(request):
+                break
             if request.stage is Stage.PREFILLING:
-                budget -= request.uncomputed
                 admitted.append(request)
         return admitted
 
@@ -264,7 +269,7 @@ class Scheduler:
             for request in self._decoding.values()
         ]
         budget = self._prefill_budget
-        for request in sorted(self._prefilling.values(), key=_arrival):
+        for request in sorted(self._prefilling.values(), key=turn):
             if budget == 0:
                 break
             tokens = min(budget, request.uncomputed)
@@ -376,8 +381,8 @@ class Scheduler:
         if oldest is not None and is_older and not self._has_places(inbound, [oldest]):
             return True
         refusal = self._refusal
-        if refusal is not None and refusal.request is oldest:
-            return is_older or self._has_retracted()
+        if refusal is not None and refusal.request in (oldest, next_to_admit(self._waiting)):
+            return refusal.request.arrival < inbound.arrival or self._has_retracted()
         return self._has_retracted()
 
     def _comes_after_deferred(self, request: Request) -> bool:
@@ -389,27 +394,25 @@ class Scheduler:
     def _has_retracted(self) -> bool:
         return any(request.retractions for request in self._waiting)
 
-    def _admit_oldest(self) -> Request | None:
-        if not self._waiting or not self._has_places(self._waiting[0]):
-            return None
-        request, admitted = self._waiting[0], self._admitted()
-        if self._comes_after_deferred(request):
-            return None
-        if self._is_still_refused(request, admitted):
-            return None
+    def _try_admit(self, request: Request) -> bool:
+        """Admit the next one of those that wait. False: not now."""
+        if not self._has_places(request) or self._comes_after_deferred(request):
+            return False
+        if self._is_still_refused(request, self._admitted()):
+            return False
         self.counters["admissions_tried"] += 1
         if not self._try_open(request):
             slack = self._admission.slack(self._admitted())
             self._refusal = _Refusal(request, self._changes, slack)
-            return None
+            return False
         self._refusal = None
-        del self._waiting[0]
+        self._waiting.remove(request)
         if self._admission.load_back(request):
             request.move_to(Stage.LOADING)
             self._loading[request.held_kv] = request
         else:
             self._start_prefilling(request)
-        return request
+        return True
 
     def _try_open(self, request: Request) -> bool:
         """Open a request that is the next in its order; those that hold KV for nobody give way."""

@@ -159,15 +159,19 @@ class HandoffDriver:
         cache_use: CacheUse,
         *,
         held_only: bool = False,
+        goes_first: bool = False,
     ) -> None:
-        """Have `source` compute `prompt` and move its KV here.
+        """Have `source` compute `prompt`, before those of others if it `goes_first`, and move its
+        KV here.
 
         With `held_only` the source sends what its cache holds of the beginning, computes nothing
         and chooses no token. Ends in exactly one of `SinkHost.adopted` and `SinkHost.failed`,
         unless aborted. Raises `DuplicateRequest`, and nothing begins, if `key` has been fetched
         before.
         """
-        self._sink.fetch(key, source, prompt, sampling, cache_use, held_only=held_only)
+        self._sink.fetch(
+            key, source, prompt, sampling, cache_use, held_only=held_only, goes_first=goes_first
+        )
 
     def abort_fetch(self, key: HandoffKey, reason: str) -> None:
         """End it here and now. No callback follows; the host releases its slots itself."""

@@ -29,9 +29,15 @@ class SourceHost(Protocol):
     """The side that computes prompts."""
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
+        self,
+        key: HandoffKey,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        cache_use: CacheUse,
+        goes_first: bool,
     ) -> None:
-        """Queue the prompt. Raise a `KvferryError` to refuse it: the sink is told."""
+        """Queue the prompt, before those of others if it `goes_first`. Raise a `KvferryError` to
+        refuse it: the sink is told."""
         ...
 
     def start_held(self, key: HandoffKey, prompt: TokenIds, cache_use: CacheUse) -> None:

@@ -120,6 +120,7 @@ class SinkSide:
         cache_use: CacheUse,
         *,
         held_only: bool = False,
+        goes_first: bool = False,
     ) -> None:
         """Ask the source for the KV of a prompt. Raises `DuplicateRequest` for a used key."""
         if key in self._handoffs or key in self._tombstones:
@@ -136,7 +137,9 @@ class SinkSide:
         )
         handoff = self._handoffs[key] = _Incoming(core, peer)
         self._endpoint.counters["sink_started"] += 1
-        peer.session.send(Prefill(key, prompt, sampling, cache_use, layout_hash, held_only))
+        peer.session.send(
+            Prefill(key, prompt, sampling, cache_use, layout_hash, held_only, goes_first)
+        )
         self._perform(handoff, ())
 
     def abort(self, key: HandoffKey, reason: str) -> None:

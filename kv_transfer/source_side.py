@@ -227,7 +227,9 @@ class SourceSide:
             if message.held_only:
                 self.host.start_held(key, message.prompt, message.cache_use)
             else:
-                self.host.start(key, message.prompt, message.sampling, message.cache_use)
+                self.host.start(
+                    key, message.prompt, message.sampling, message.cache_use, message.goes_first
+                )
         except KvferryError as error:
             counters["source_refused"] += 1
             self._perform(handoff, core.abort(f"refused: {error}", self._now(), error.kind))

@@ -90,6 +90,7 @@ def message_to_wire(message: SessionMessage) -> pb.HandoffMessage:
                     sampling=sampling_to_wire(message.sampling),
                     layout_hash=message.layout_hash,
                     held_only=message.held_only,
+                    goes_first=message.goes_first,
                     **cache_use_fields(message.cache_use),
                 )
             )
@@ -217,6 +218,7 @@ def _prefill(message: pb.HandoffMessage) -> Prefill:
         cache_use_from_wire(prefill),
         prefill.layout_hash,
         prefill.held_only,
+        prefill.goes_first,
     )
 
 

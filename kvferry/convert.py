@@ -168,6 +168,7 @@ def attempt_request_to_wire(
             worker.SampleProgress(token_ids=sample.token_ids, ended=sample.is_done)
             for sample in request.resumed
         ],
+        goes_first=request.goes_first,
         **cache_use_fields(request.cache_use),
     )
     if request.source is not None:
@@ -195,6 +196,7 @@ def attempt_request_from_wire(message: worker.AttemptRequest) -> AttemptRequest:
         resumed=tuple(
             SampleProgress(tuple(sample.token_ids), sample.ended) for sample in message.resumed
         ),
+        goes_first=message.goes_first,
     )
 
 

@@ -50,6 +50,8 @@ class AttemptRequest:
     """None: the receiving worker computes the prompt itself."""
     resumed: tuple[SampleProgress, ...] = ()
     """Where each sample goes on, `sampling.n` of them; empty: from the beginning."""
+    goes_first: bool = False
+    """Its prompt is computed before those of others that the worker has."""
 
     @property
     def samples_left(self) -> int:

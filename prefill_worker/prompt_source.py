@@ -32,7 +32,12 @@ class PromptSource:
         self._keys: dict[Request, HandoffKey] = {}
 
     def start(
-        self, key: HandoffKey, prompt: TokenIds, sampling: SamplingParams, cache_use: CacheUse
+        self,
+        key: HandoffKey,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        cache_use: CacheUse,
+        goes_first: bool,
     ) -> None:
         """Queue a prompt. Raises `Overloaded` or `InvalidInput` to refuse it."""
         self._engine.check_input(prompt, sampling)
@@ -45,6 +50,7 @@ class PromptSource:
             listener=self,
             prefill_only=True,
         )
+        request.goes_first = goes_first
         self._engine.submit(request)
         self._requests[key] = request
         self._keys[request] = key

@@ -10,7 +10,10 @@ of arrival. So workers are given what keeps them busy and no more:
 
     places    as many sequences as they decode together, `requests_max` at most;
     KV        what their slots hold, by the same promise that workers admit by;
-    prompts   the next one when some worker has less to compute than it does in a step.
+    prompts   the next one when some worker has less to compute before it than it does in a step.
+
+A tenant that asks for little beside one that asks for everything *goes first* (`FairQueue`):
+workers compute its prompt before those that do not, which they interrupt between two steps.
 
 While several tenants are here, the last eighth of the places is kept for those that have less than
 their part: long answers of one tenant do not make another one wait for an end. And a queue that one
@@ -107,6 +110,8 @@ class Admission:
         self._kv_tokens = 0
         self._undispatched_tokens = 0
         """Of prompts that have places but that no worker's load counts yet."""
+        self._undispatched_first = 0
+        """Of these, the tokens of prompts that go first."""
         self._limits: list[tuple[float, int, Ticket]] = []
         """A heap of (latest grant, order, ticket). Those that no longer wait stay for a while."""
         self._order = itertools.count()
@@ -147,7 +152,8 @@ class Admission:
         if len(self._queue):
             return True
         places = self._places(capacity)
-        return not (self._may_take(ticket.tenant, places) and self._fits(work, places, capacity))
+        may_take = self._may_take(ticket.tenant, places)
+        return not (may_take and self._fits(work, places, capacity, goes_first=False))
 
     def submit(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> None:
         """The prompt is known: the request waits for `decide` from now on.
@@ -161,7 +167,9 @@ class Admission:
         longer = self._longer_queue(service_class, ticket.tenant.name)
         if needs_room and longer is None:
             self._refuse(service_class, self._queue_full(service_class, capacity))
-        self._check_prediction(ticket, work, now, capacity)
+        ticket.goes_first = self._goes_first(ticket)
+        found = capacity.for_first if ticket.goes_first else capacity
+        self._check_prediction(ticket, work, now, found)
         refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
         if refusal is not None:
             self._refuse(service_class, refusal)
@@ -170,7 +178,7 @@ class Admission:
         ticket.tokens_taken = work.longest
         ticket.work = work
         ticket.submitted_at = now
-        ticket.wait_s = self._ttft.plain_wait_s(*self._before(ticket, capacity), capacity)
+        ticket.wait_s = self._ttft.plain_wait_s(*self._before(ticket, capacity), found)
         ticket.move_to(Stage.WAITING)
         self._counts[service_class].arrived -= 1
         self._queue.push(ticket, service_class, ticket.tenant.name, work)
@@ -193,7 +201,10 @@ class Admission:
         places = self._places(capacity)
         while True:
             head = self._queue.head(lambda name: self._may_take(self._tenants.known(name), places))
-            if head is None or not self._fits(head.work, places, capacity):
+            if head is None:
+                return decisions
+            head.goes_first = self._goes_first(head)
+            if not self._fits(head.work, places, capacity, head.goes_first):
                 return decisions
             if self._is_too_late(head, now, capacity):
                 decisions.refused.append((head, self._give_up(head, now, capacity)))
@@ -205,14 +216,14 @@ class Admission:
         """A worker has been asked, and its load counts the prompt. May be told again."""
         assert ticket.stage is Stage.RUNNING, "who has no place is not dispatched"
         if not ticket.is_dispatched:
+            self._count_undispatched(ticket, -1)
             ticket.is_dispatched = True
-            self._undispatched_tokens -= ticket.work.prompt_tokens
 
     def answered(self, ticket: Ticket, prompt_tokens: int, tokens: int, now: float) -> None:
         """So many tokens came, and so many of the prompt had to be computed."""
         assert ticket.stage is Stage.RUNNING, "who has no place is not answered"
         if ticket.answer_tokens_done == 0 and tokens:
-            self._ttft.served(ticket.service_s, now - ticket.granted_at)
+            self._ttft.served(ticket.service_s, now - ticket.granted_at, ticket.goes_first)
             ticket.prompt_tokens_done = prompt_tokens
         ticket.answer_tokens_done += tokens
 
@@ -262,8 +273,10 @@ class Admission:
         assert sum(c.arrived for c in self._counts.values()) == len(tickets) - len(running) - len(
             waiting
         )
-        undispatched = (t.work.prompt_tokens for t in running if not t.is_dispatched)
-        assert self._undispatched_tokens == sum(undispatched)
+        undispatched = [t for t in running if not t.is_dispatched]
+        assert self._undispatched_tokens == sum(t.work.prompt_tokens for t in undispatched)
+        first = (t.work.prompt_tokens for t in undispatched if t.goes_first)
+        assert self._undispatched_first == sum(first)
         for tenant in self._tenants:
             own = [ticket for ticket in tickets if ticket.tenant is tenant]
             assert tenant.requests == len(own)
@@ -289,19 +302,31 @@ class Admission:
 
     def _may_take(self, tenant: Tenant, places: int) -> bool:
         """Whether a tenant may have more places, if there are any."""
-        tenants = len(self._tenants)
-        kept = places // _KEPT_SHARE if tenants > 1 else 0
-        return tenant.sequences < max(1.0, places / tenants) or self._sequences < places - kept
+        return tenant.sequences < self._part(places) or self._free_places(tenant, places) > 0
 
-    def _fits(self, work: Work, places: int, capacity: FleetCapacity) -> bool:
+    def _part(self, places: int) -> float:
+        """How many places are a tenant's before it may have to leave some to others."""
+        return max(1.0, places / len(self._tenants))
+
+    def _free_places(self, tenant: Tenant, places: int) -> int:
+        """For a tenant; below 0 where places have gone, or are kept for others."""
+        has_few = tenant.sequences < self._part(places)
+        kept = 0 if has_few or len(self._tenants) == 1 else places // _KEPT_SHARE
+        return places - kept - self._sequences
+
+    def _goes_first(self, ticket: Ticket) -> bool:
+        return self._queue.goes_first(ticket.service_class, ticket.tenant.name)
+
+    def _fits(self, work: Work, places: int, capacity: FleetCapacity, goes_first: bool) -> bool:
         if self._running == 0:
             return True
         kv_tokens = capacity.kv_tokens
+        found = capacity.for_first if goes_first else capacity
+        on_the_way = self._undispatched_first if goes_first else self._undispatched_tokens
         return (
             self._sequences + min(work.sequences, places) <= places
             and (kv_tokens is None or self._kv_tokens + work.kv_tokens <= kv_tokens)
-            and capacity.least_backlog_tokens + self._undispatched_tokens
-            < self._settings.step_tokens
+            and found.least_backlog_tokens + on_the_way < self._settings.step_tokens
         )
 
     def _grant(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> None:
@@ -309,24 +334,30 @@ class Admission:
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
-        ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, capacity)
+        found = capacity.for_first if ticket.goes_first else capacity
+        ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, found)
         work = ticket.work
         ticket.tenant.sequences += work.sequences
         self._running += 1
         self._sequences += work.sequences
         self._kv_tokens += work.kv_tokens
-        self._undispatched_tokens += work.prompt_tokens
+        self._count_undispatched(ticket, 1)
         counts, wait_s = self._counts[ticket.service_class], now - ticket.submitted_at
         counts.running += 1
         counts.granted += 1
         counts.wait_s += wait_s
         counts.wait_max_s = max(counts.wait_max_s, wait_s)
 
+    def _count_undispatched(self, ticket: Ticket, times: int) -> None:
+        tokens = times * ticket.work.prompt_tokens
+        self._undispatched_tokens += tokens
+        self._undispatched_first += tokens if ticket.goes_first else 0
+
     def _give_back(self, ticket: Ticket, now: float) -> int:
         """Places, KV and what was charged too much; the tokens that count for the tenant."""
         work = ticket.work
         if not ticket.is_dispatched:
-            self._undispatched_tokens -= work.prompt_tokens
+            self._count_undispatched(ticket, -1)
         ticket.tenant.sequences -= work.sequences
         self._running -= 1
         self._sequences -= work.sequences
@@ -347,10 +378,14 @@ class Admission:
         """What a request of the same class and tenant finds that comes now: requests before it,
         prompt tokens on their way to a worker, free places."""
         ahead = self._queue.ahead_of_new(ticket.service_class, ticket.tenant.name)
-        return ahead, self._undispatched_tokens, self._places(capacity) - self._sequences
+        on_the_way = self._undispatched_first if ticket.goes_first else self._undispatched_tokens
+        return ahead, on_the_way, self._free_places(ticket.tenant, self._places(capacity))
 
     def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
         return self._ttft.wait_s(*self._before(ticket, capacity), capacity)
+
+    def _service_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
+        return self._ttft.service_s(work.prompt_tokens, capacity, ticket.goes_first)
 
     def _check_prediction(
         self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity
@@ -359,7 +394,7 @@ class Admission:
         if not limit_s or (self._running == 0 and len(self._queue) == 0):
             return
         wait_s = self._wait_s(ticket, capacity)
-        service_s = self._ttft.service_s(work.prompt_tokens, capacity)
+        service_s = self._service_s(ticket, work, capacity)
         predicted_s = now - ticket.arrived_at + wait_s + service_s
         if predicted_s > limit_s:
             self._refuse(ticket.service_class, _beyond_limit(limit_s, predicted_s))
@@ -368,7 +403,8 @@ class Admission:
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         if not limit_s or self._running == 0:
             return False
-        service_s = self._ttft.service_s(ticket.work.prompt_tokens, capacity)
+        found = capacity.for_first if ticket.goes_first else capacity
+        service_s = self._service_s(ticket, ticket.work, found)
         return now - ticket.arrived_at + service_s > limit_s
 
     def _give_up(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Overloaded:
@@ -377,7 +413,7 @@ class Admission:
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         wait_s = self._wait_s(ticket, capacity)
-        service_s = self._ttft.service_s(ticket.work.prompt_tokens, capacity)
+        service_s = self._service_s(ticket, ticket.work, capacity)
         refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
         return self._overloaded(ticket.service_class, refusal)
 

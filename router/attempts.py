@@ -91,7 +91,7 @@ class AttemptRunner:
         for number in itertools.count(1):
             route = await self._next_route(request, control, progress)
             attempt = AttemptId(work_id, Attempt(number))
-            work = _attempt_request(request, attempt, route, progress.resumed)
+            work = _attempt_request(request, attempt, route, progress.resumed, control.goes_first)
             samples_left = work.samples_left
             try:
                 with self._attempting(work, route, control, progress) as read:
@@ -121,7 +121,7 @@ class AttemptRunner:
         while True:
             control.raise_if_ended()
             try:
-                return self._route(hashes, demand, progress)
+                return self._route(hashes, demand, progress, control.goes_first)
             except KvferryError as error:
                 since = progress.stalled_since
                 if since is None or self._clock.now() >= since + RESUME_PATIENCE_S:
@@ -138,8 +138,14 @@ class AttemptRunner:
             return np.empty(0, dtype=np.uint64)
         return prompt_keys(known, self._block_tokens, use.extra_key)
 
-    def _route(self, hashes: NDArray[np.uint64], demand: Demand, progress: AnswerProgress) -> Route:
-        view = self._fleet.view(hashes)
+    def _route(
+        self,
+        hashes: NDArray[np.uint64],
+        demand: Demand,
+        progress: AnswerProgress,
+        goes_first: bool,
+    ) -> Route:
+        view = self._fleet.view(hashes, goes_first=goes_first)
         try:
             route = self._chooser.choose(view, demand, hashes, progress.avoid, self._rng)
         except WorkerUnavailable as error:
@@ -155,7 +161,9 @@ class AttemptRunner:
         self, work: AttemptRequest, route: Route, control: RequestControl, progress: AnswerProgress
     ) -> Iterator[Callable[[], Awaitable[AttemptOutput]]]:
         """How to read the outputs of one attempt, which is counted at its workers while inside."""
-        ticket = self._fleet.dispatch(route, progress.kv_tokens, work.samples_left)
+        ticket = self._fleet.dispatch(
+            route, progress.kv_tokens, work.samples_left, goes_first=work.goes_first
+        )
         client = self._fleet.client(route.decode.worker_id)
         remaining_s = max(0.0, control.deadline - self._clock.now())
         stream = client.generate(work, remaining_s)
@@ -201,6 +209,7 @@ def _attempt_request(
     attempt: AttemptId,
     route: Route,
     resumed: tuple[SampleProgress, ...],
+    goes_first: bool,
 ) -> AttemptRequest:
     source = None
     if route.prefill is not None:
@@ -216,4 +225,5 @@ def _attempt_request(
         cache_use=request.cache_use,
         source=source,
         resumed=resumed,
+        goes_first=goes_first,
     )

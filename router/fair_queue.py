@@ -27,6 +27,8 @@ ItemT = TypeVar("ItemT")
 
 _CREDIT_REQUESTS = 8
 """Of usual size: what a tenant may catch up on."""
+_AHEAD_REQUESTS = 6
+"""Of usual size: who has more than that before it is not only a little busier than another one."""
 _USUAL_WEIGHT = 0.05
 """Of the latest request in the mean of sizes."""
 
@@ -173,6 +175,25 @@ class FairQueue(Generic[ItemT]):
         flow = entry.tenants.get(tenant)
         if flow is not None:
             flow.clock += tokens
+
+    def goes_first(self, service_class: ServiceClass, tenant: str) -> bool:
+        """Whether somebody else asks for so much more than this tenant that what it waits for is
+        the other's excess: the end of what another one of the class has waiting is further ahead
+        than credit alone can put it, or a class of less weight has so much waiting."""
+        entry = self._classes[service_class]
+        own = entry.tenants.get(tenant)
+        margin = _AHEAD_REQUESTS * entry.usual_tokens
+        if own is not None and own.waiting.tokens > margin:
+            return False
+        far = entry.begin_of(tenant) + margin
+        return any(
+            flow is not own and flow.clock + flow.waiting.tokens > far
+            for _, flow in entry.backlogged()
+        ) or any(
+            other.weight < entry.weight
+            and other.waiting.tokens > _AHEAD_REQUESTS * other.usual_tokens
+            for other in self._classes.values()
+        )
 
     def forget(self, tenant: str) -> None:
         """Nothing of this tenant waits or runs, and it owes nothing any more."""

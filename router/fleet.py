@@ -165,12 +165,13 @@ class Fleet:
             except TimeoutError:
                 _log.warning("a status call outlived its deadline")
 
-    def view(self, prompt: NDArray[np.uint64]) -> ClusterView:
-        """The workers to choose from, and what they hold of `prompt`: the hashes of its blocks."""
+    def view(self, prompt: NDArray[np.uint64], *, goes_first: bool = False) -> ClusterView:
+        """The workers to choose from, and what they hold of `prompt`: the hashes of its blocks.
+        If it `goes_first`, they have only that to compute before it which does so too."""
         pools = self._pools()
         return ClusterView(
-            prefill=self._view_of(pools.prefill, self._prefill_index, prompt),
-            decode=self._view_of(pools.decode, self._decode_index, prompt),
+            prefill=self._view_of(pools.prefill, self._prefill_index, prompt, goes_first),
+            decode=self._view_of(pools.decode, self._decode_index, prompt, goes_first),
         )
 
     def capacity(self, running_max: int) -> FleetCapacity:
@@ -184,7 +185,9 @@ class Fleet:
             self._capacity = changes, capacity
         return self._capacity[1]
 
-    def dispatch(self, route: Route, kv_tokens: int, sequences: int) -> DispatchTicket:
+    def dispatch(
+        self, route: Route, kv_tokens: int, sequences: int, *, goes_first: bool = False
+    ) -> DispatchTicket:
         """Count an attempt at its workers, at once."""
         return self._loads.dispatch(
             self._clock.now(),
@@ -193,6 +196,7 @@ class Fleet:
             prefill_tokens=route.prefill_tokens,
             kv_tokens=kv_tokens,
             sequences=sequences,
+            goes_first=goes_first,
         )
 
     def prefilled(self, ticket: DispatchTicket) -> None:
@@ -317,12 +321,13 @@ class Fleet:
         return _Usable(Roster.of(infos), self._loads.rows_of(names), index.numbers_of(names))
 
     def _view_of(
-        self, usable: _Usable, index: PrefixIndex, prompt: NDArray[np.uint64]
+        self, usable: _Usable, index: PrefixIndex, prompt: NDArray[np.uint64], goes_first: bool
     ) -> WorkersView:
         if not len(usable.roster):
             return NO_WORKERS
         blocks = index.hits(prompt, usable.index_numbers)
         loads = self._loads.loads(usable.load_rows)
+        loads = loads.for_first() if goes_first else loads
         return WorkersView(usable.roster, blocks * self._block_tokens, loads)
 
     def _summary_of(self, member: _Member) -> WorkerSummary:

@@ -18,6 +18,8 @@ class PrefillLane(NamedTuple):
     """Of the prompts it has, not computed yet."""
     tokens_per_s: float
     """0: not measured yet."""
+    first_tokens: int = 0
+    """Of the backlog, what goes before prompts that go first."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class FleetCapacity:
         return min((lane.backlog_tokens for lane in self.lanes), default=0)
 
     @cached_property
+    def for_first(self) -> FleetCapacity:
+        """As a prompt finds it that goes first: the others do not come before it."""
+        lanes = tuple(lane._replace(backlog_tokens=lane.first_tokens) for lane in self.lanes)
+        return FleetCapacity(self.places, self.kv_tokens, lanes)
+
+    @cached_property
     def lane_tokens_per_s(self) -> float | None:
         """Mean of the lanes that were measured; None if none was."""
         rates = [lane.tokens_per_s for lane in self.lanes if lane.tokens_per_s > 0.0]
@@ -60,7 +68,7 @@ def fleet_capacity(
     return FleetCapacity(
         places=decoders * running_max,
         kv_tokens=None if slots is None else decoders * slots,
-        lanes=tuple(map(PrefillLane, backlog, rates)),
+        lanes=tuple(map(PrefillLane, backlog, rates, computing.first_tokens.tolist())),
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SLOTS_UNKNOWN = 2**62
 """Free slots of a worker that has not reported yet: more than any request needs."""
 
-_COUNTS = 6
+_COUNTS = 7
 _RATES = 2
 _ROWS_MIN = 64
 
@@ -38,7 +38,7 @@ class Loads:
     """Of some workers, as far as this router can know it now; a column each, in the same order."""
 
     counts: NDArray[np.int64]
-    """[6, workers]: the first six below."""
+    """[7, workers]: the first seven below."""
     rates: NDArray[np.float64]
     """[2, workers]: the last two."""
 
@@ -73,6 +73,11 @@ class Loads:
         return self._counted(5)
 
     @property
+    def first_tokens(self) -> NDArray[np.int64]:
+        """Of `prefill_tokens` those of prompts of this router that go first."""
+        return self._counted(6)
+
+    @property
     def prefill_tokens_per_s(self) -> NDArray[np.float64]:
         """0: not measured yet."""
         return self._measured(0)
@@ -89,6 +94,12 @@ class Loads:
     def _measured(self, row: int) -> NDArray[np.float64]:
         column: NDArray[np.float64] = self.rates[row]
         return column
+
+    def for_first(self) -> Loads:
+        """As a prompt finds them that goes first: the others do not come before it."""
+        counts = self.counts.copy()
+        counts[0] = self.first_tokens
+        return Loads(counts, self.rates)
 
     def take(self, positions: NDArray[np.intp]) -> Loads:
         """Of the workers at these positions, a copy."""
@@ -127,12 +138,15 @@ class _WorkerEntry:
     new_for_others: int = 0
     """Prompts computed for other workers."""
     active_tokens: int = 0
+    first_tokens: int = 0
 
     def count(self, ticket: DispatchTicket, times: int) -> None:
         """Add a ticket to the sums, or take it off: `times` is 1 or -1."""
         decodes = ticket.decode is self
         if decodes or ticket.prefill_tokens:
             self.active_tokens += times * ticket.kv_tokens
+        if ticket.goes_first and ticket.prefill is self:
+            self.first_tokens += times * ticket.prefill_tokens
         if ticket.dispatched_at <= self.asked_at:
             return
         if ticket.prefill is self:
@@ -146,7 +160,7 @@ class _WorkerEntry:
     def count_anew(self) -> None:
         """After a report: fewer tickets are beyond it."""
         self.new_prefill_tokens = self.new_sequences = self.new_kv_tokens = 0
-        self.new_for_others = self.active_tokens = 0
+        self.new_for_others = self.active_tokens = self.first_tokens = 0
         for ticket in self.tickets:
             self.count(ticket, 1)
 
@@ -163,6 +177,7 @@ class _WorkerEntry:
             self.active_tokens,
             max(0, self.slots_available - self.new_kv_tokens),
             self.slots_total,
+            self.first_tokens,
         )
 
 
@@ -178,6 +193,8 @@ class DispatchTicket:
     kv_tokens: int
     sequences: int
     """Samples to be decoded."""
+    goes_first: bool = False
+    """Its prompt is computed before those that do not."""
 
     @property
     def workers(self) -> tuple[_WorkerEntry, ...]:
@@ -240,6 +257,7 @@ class LoadBook:
         prefill_tokens: int,
         kv_tokens: int,
         sequences: int = 1,
+        goes_first: bool = False,
     ) -> DispatchTicket:
         """Count an attempt at its workers from now on; the two may be the same worker."""
         ticket = DispatchTicket(
@@ -249,6 +267,7 @@ class LoadBook:
             prefill_tokens=prefill_tokens,
             kv_tokens=kv_tokens,
             sequences=sequences,
+            goes_first=goes_first,
         )
         for entry in ticket.workers:
             entry.tickets.add(ticket)

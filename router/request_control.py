@@ -29,6 +29,8 @@ class RequestControl:
         """`deadline` is of the router's clock, in seconds; `tenant` may end the request."""
         self.deadline = deadline
         self.tenant = tenant
+        self.goes_first = False
+        """Whether workers compute its prompt before those of others; known with its places."""
         self.ended_samples: set[int] = set()
         """Samples whose text has met a stop string."""
         self._error: KvferryError | None = None

@@ -57,6 +57,8 @@ class Ticket:
     """Predicted by rates, from the known prompt to the places."""
     service_s: float = 0.0
     """Predicted by rates, from the places to the first token."""
+    goes_first: bool = False
+    """Workers compute its prompt before those of tenants that ask for more than their share."""
     is_dispatched: bool = False
     """Whether the fleet's load counts it by now."""
     prompt_tokens_done: int = 0

@@ -2,7 +2,10 @@
 
 wait      until it gets a place: the longer of two queues. Prompts: all tokens before it by the
           rate at which the workers compute them. Places: the sequences before it, each of which
-          holds a place for as long as sequences did lately.
+          holds a place for as long as sequences did lately. Stretched by a factor that such
+          waits exceed in one case of fifty: it rises by a fifth whenever one does, and falls a
+          little whenever one does not. Most of what makes a wait longer comes after the
+          prediction, from tenants that are served before: no mean of past waits tells of that.
 service   from there to its first token: what the least busy worker has to compute before it,
           and its own prompt, by one worker's rate; and by how much such predictions were
           short lately, their mean and twice their mean deviation, as for retransmission
@@ -22,45 +25,64 @@ _MEMORY = 0.9
 _DEVIATIONS = 2.0
 _WAIT_LEARNED_S = 0.05
 """Of shorter waits the factor says nothing."""
-_STRETCH_MAX = 3.0
+_STRETCH_MAX = 6.0
+_STRETCH_STEP = 0.2
+_SHORT_SHARE = 0.02
+"""Of waits may be longer than was predicted."""
+
+
+class _Shortfall:
+    """By how much predictions of the service were short lately."""
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._deviation_s = 0.0
+
+    def learn(self, seconds: float) -> None:
+        if self._mean_s is None:
+            self._deviation_s = abs(seconds) / 2
+        else:
+            self._deviation_s = _mean(self._deviation_s, abs(seconds - self._mean_s))
+        self._mean_s = _mean(self._mean_s, seconds)
+
+    @property
+    def usual_most_s(self) -> float:
+        return (self._mean_s or 0.0) + _DEVIATIONS * self._deviation_s
 
 
 class TtftModel:
-    """Learns from every request, and predicts for the next one."""
+    """Learns from every request, and predicts for the next one.
+
+    Of prompts that go first it learns apart: the others are interrupted for them.
+    """
 
     def __init__(self) -> None:
         self.hold_s: float | None = None
         """How long a sequence holds its place; None before the first has ended."""
-        self._short_s: float | None = None
-        self._deviation_s = 0.0
-        self._stretch: float | None = None
-        self._stretch_deviation = 0.0
+        self._short = {goes_first: _Shortfall() for goes_first in (False, True)}
+        self._stretch = 1.0
 
     def waited(self, predicted_s: float, actual_s: float) -> None:
         """A request got its places, or was given up, after so long a wait."""
         if predicted_s < _WAIT_LEARNED_S:
             return
-        stretch = min(actual_s / predicted_s, _STRETCH_MAX)
-        old = 1.0 if self._stretch is None else self._stretch
-        self._stretch_deviation = _mean(self._stretch_deviation, abs(stretch - old))
-        self._stretch = _mean(old, stretch)
+        is_short = actual_s > self._stretch * predicted_s
+        factor = 1 + _STRETCH_STEP * (is_short - _SHORT_SHARE)
+        self._stretch = min(max(self._stretch * factor, 1.0), _STRETCH_MAX)
 
     def held(self, seconds: float) -> None:
         """A request gave its places back after so long."""
         self.hold_s = _mean(self.hold_s, seconds)
 
-    def served(self, predicted_s: float, actual_s: float) -> None:
+    def served(self, predicted_s: float, actual_s: float, goes_first: bool = False) -> None:
         """The first token came, after `actual_s` from when the request got its place."""
-        short_s = actual_s - predicted_s
-        if self._short_s is None:
-            self._deviation_s = abs(short_s) / 2
-        else:
-            self._deviation_s = _mean(self._deviation_s, abs(short_s - self._short_s))
-        self._short_s = _mean(self._short_s, short_s)
+        self._short[goes_first].learn(actual_s - predicted_s)
 
-    def service_s(self, prompt_tokens: int, capacity: FleetCapacity) -> float:
+    def service_s(
+        self, prompt_tokens: int, capacity: FleetCapacity, goes_first: bool = False
+    ) -> float:
         """From a place to the first token: mostly no longer than this."""
-        margin_s = (self._short_s or 0.0) + _DEVIATIONS * self._deviation_s
+        margin_s = self._short[goes_first].usual_most_s
         return max(0.0, self.plain_service_s(prompt_tokens, capacity) + margin_s)
 
     def plain_service_s(self, prompt_tokens: int, capacity: FleetCapacity) -> float:
@@ -73,9 +95,7 @@ class TtftModel:
     def wait_s(self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity) -> float:
         """Until the one behind `ahead` gets a place, mostly no longer. `free` places are left now,
         `undispatched` prompt tokens are on their way to a worker."""
-        usual = 1.0 if self._stretch is None else self._stretch
-        stretch = min(max(usual + _DEVIATIONS * self._stretch_deviation, 1.0), _STRETCH_MAX)
-        return stretch * self.plain_wait_s(ahead, undispatched, free, capacity)
+        return self._stretch * self.plain_wait_s(ahead, undispatched, free, capacity)
 
     def plain_wait_s(
         self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity

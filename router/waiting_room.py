@@ -56,6 +56,7 @@ class Visit:
         control.wait_for(self, self._dispatched)
         room.look()
         await self._granted
+        control.goes_first = self.ticket.goes_first
 
     def answered(self, prompt_tokens: int, tokens: int) -> None:
         """So many tokens came; so many of the prompt had to be computed for them."""

@@ -43,6 +43,8 @@ class Prefill:
     layout_hash: str
     held_only: bool = False
     """Send what your cache holds of its beginning; compute nothing, and choose no token."""
+    goes_first: bool = False
+    """Compute it before the prompts of others."""
 
 
 @dataclass(frozen=True, slots=True)

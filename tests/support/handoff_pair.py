@@ -88,7 +88,7 @@ class RecordingSource:
         self.ends: dict[HandoffKey, str] = {}
         self.refusal: KvferryError | None = None
 
-    def start(self, key, prompt, sampling, cache_use) -> None:
+    def start(self, key, prompt, sampling, cache_use, goes_first) -> None:
         if self.refusal is not None:
             raise self.refusal
         assert key not in self.prompts

@@ -48,6 +48,8 @@ class FakeDriver:
         prompt: np.ndarray[Any, np.dtype[np.int32]],
         sampling: SamplingParams,
         cache_use: CacheUse,
+        *,
+        goes_first: bool,
     ) -> None:
         self.fetched.append(key)
         self.asked.append((prompt.tolist(), sampling))

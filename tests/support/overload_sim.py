@@ -1,8 +1,8 @@
 """Workers that take time, simulated, in front of the real admission. No clock but the simulated.
 
-Each lane computes prompts in order of arrival at its rate; then the answer holds its places for
-its length. What admission sees of the lanes is as coarse as in the router: a prompt counts in full
-until its first token.
+Each lane computes prompts at its rate, step by step, in the order of `engine.prompt_order`; then
+the answer holds its places for its length. What admission sees of the lanes is as coarse as in the
+router: a prompt counts in full until its first token.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import functools
 import heapq
 import itertools
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.prompt_order import count_passed_over, turn
 from kvferry.errors import Overloaded
 from router.admission import Admission
 from router.fleet_capacity import FleetCapacity, PrefillLane
@@ -50,12 +50,24 @@ class Asked:
 
 
 @dataclass(eq=False)
-class _Lane:
-    prompts: deque[Asked] = field(default_factory=deque)
+class _Prompt:
+    """What `engine.prompt_order` looks at of an `engine.request.Request`."""
 
-    @property
-    def backlog_tokens(self) -> int:
-        return sum(asked.prompt_tokens for asked in self.prompts)
+    asked: Asked
+    goes_first: bool
+    arrival: int
+    uncomputed: int
+    passed_over: int = 0
+
+
+@dataclass(eq=False)
+class _Lane:
+    prompts: list[_Prompt] = field(default_factory=list)
+    is_busy: bool = False
+
+    def backlog_tokens(self, *, first_only: bool = False) -> int:
+        counted = (each for each in self.prompts if each.goes_first or not first_only)
+        return sum(each.asked.prompt_tokens for each in counted)
 
 
 class OverloadSim:
@@ -71,6 +83,7 @@ class OverloadSim:
         """Of all lanes together."""
         self._lanes = [_Lane() for _ in range(lanes)]
         self._tokens_per_s = tokens_per_s
+        self._step_tokens = settings.step_tokens
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._asked: dict[Ticket, Asked] = {}
@@ -91,7 +104,11 @@ class OverloadSim:
         return every
 
     def capacity(self) -> FleetCapacity:
-        lanes = (PrefillLane(lane.backlog_tokens, self._tokens_per_s) for lane in self._lanes)
+        rate = self._tokens_per_s
+        lanes = (
+            PrefillLane(lane.backlog_tokens(), rate, lane.backlog_tokens(first_only=True))
+            for lane in self._lanes
+        )
         return FleetCapacity(self.places, None, tuple(lanes))
 
     def _at(self, time: float, happen: Callable[[], None]) -> None:
@@ -131,26 +148,44 @@ class OverloadSim:
         asked.retry_after_s = error.retry_after_s
 
     def _dispatch(self, asked: Asked) -> None:
-        lane = min(self._lanes, key=lambda lane: lane.backlog_tokens)
-        lane.prompts.append(asked)
-        assert asked.ticket is not None
-        self.admission.dispatched(asked.ticket)
-        if len(lane.prompts) == 1:
-            self._compute(lane)
+        ticket = asked.ticket
+        assert ticket is not None
+        first = ticket.goes_first
+        lane = min(self._lanes, key=lambda lane: lane.backlog_tokens(first_only=first))
+        lane.prompts.append(_Prompt(asked, first, next(self._order), asked.prompt_tokens))
+        self.admission.dispatched(ticket)
+        if not lane.is_busy:
+            self._step(lane)
 
-    def _compute(self, lane: _Lane) -> None:
-        seconds = lane.prompts[0].prompt_tokens / self._tokens_per_s
+    def _step(self, lane: _Lane) -> None:
+        left, computed = self._step_tokens, []
+        for prompt in sorted(lane.prompts, key=turn):
+            if left:
+                tokens = min(left, prompt.uncomputed)
+                computed.append((prompt, tokens))
+                left -= tokens
+        count_passed_over(lane.prompts, [prompt for prompt, _ in computed])
+        seconds = (self._step_tokens - left) / self._tokens_per_s
         self.busy_s += seconds
-        self._at(self.now + seconds, lambda: self._computed(lane))
+        lane.is_busy = bool(computed)
+        if computed:
+            self._at(self.now + seconds, functools.partial(self._stepped, lane, computed))
 
-    def _computed(self, lane: _Lane) -> None:
-        asked = lane.prompts.popleft()
-        if lane.prompts:
-            self._compute(lane)
+    def _stepped(self, lane: _Lane, computed: list[tuple[_Prompt, int]]) -> None:
+        for prompt, tokens in computed:
+            prompt.uncomputed -= tokens
+        done = [prompt for prompt, _ in computed if not prompt.uncomputed]
+        lane.prompts = [prompt for prompt in lane.prompts if prompt.uncomputed]
+        # The next step begins before the router has heard of what this one has finished.
+        self._step(lane)
+        for prompt in done:
+            self._answered(prompt.asked)
+
+    def _answered(self, asked: Asked) -> None:
         asked.ttft_s = self.now - asked.at
         assert asked.ticket is not None
         self.admission.answered(asked.ticket, asked.prompt_tokens, 1, self.now)
-        self._at(self.now + asked.answer_s, lambda: self._end(asked))
+        self._at(self.now + asked.answer_s, functools.partial(self._end, asked))
 
     def _end(self, asked: Asked) -> None:
         asked.ended_at = self.now

@@ -87,9 +87,9 @@ class SimSourceHost:
 
     # --- what the driver calls ---
 
-    def start(self, key, prompt, sampling, cache_use) -> None:
+    def start(self, key, prompt, sampling, cache_use, goes_first) -> None:
         """See `SourceHost`."""
-        del cache_use
+        del cache_use, goes_first
         if self._worker.world.chance("refuse prompt"):
             raise Overloaded("the queue is full", 1.0)
         if len(prompt) > PROMPT_MAX or self._worker.world.chance("refuse prompt"):

@@ -52,6 +52,7 @@ def workers_view(workers: Sequence[WorkerState]) -> WorkersView:
             worker.active_tokens,
             SLOTS_UNKNOWN if worker.slots_available is None else worker.slots_available,
             worker.slots_total or 0,
+            0,
         )
         for worker in workers
     ]
@@ -60,7 +61,7 @@ def workers_view(workers: Sequence[WorkerState]) -> WorkersView:
         Roster.of(worker.info for worker in workers),
         np.array([worker.hit_tokens for worker in workers], dtype=np.int64),
         Loads(
-            np.array(counts, dtype=np.int64).reshape(-1, 6).T,
+            np.array(counts, dtype=np.int64).reshape(-1, 7).T,
             np.array(rates, dtype=np.float64).reshape(-1, 2).T,
         ),
     )

@@ -41,7 +41,7 @@ def parts():
 def test_prompts_are_computed_and_what_is_held_is_given_back(parts):
     prompts, returns = parts
     source = WorkerSource(prompts, returns)
-    source.start(OURS, [1], SamplingParams(), USE)
+    source.start(OURS, [1], SamplingParams(), USE, False)
     source.start_held(BACK, [1], USE)
     for key in (OURS, BACK):
         source.closed(key)

@@ -228,7 +228,7 @@ def test_offer_refused_for_too_long_is_declined_and_the_prompt_computed_here(
 
 
 def test_fetch_that_is_refused_ends_the_attempt(bench: IntakeBench) -> None:
-    def refuse(key: HandoffKey, *rest: object) -> None:
+    def refuse(key: HandoffKey, *rest: object, goes_first: bool) -> None:
         raise DuplicateRequest(str(key))
 
     bench.driver.fetch = refuse

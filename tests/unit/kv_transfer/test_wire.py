@@ -51,9 +51,9 @@ def test_messages_survive_the_wire(message):
 def test_prefill_survives_the_wire():
     sampling = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("a",), logit_bias={3: -1.0})
     prompt = np.array([1, 2**31 - 1], np.int32)
-    sent = m.Prefill(KEY, prompt, sampling, USE, "hash", held_only=True)
+    sent = m.Prefill(KEY, prompt, sampling, USE, "hash", held_only=True, goes_first=True)
     came = through_bytes(sent)
-    assert came.held_only
+    assert (came.held_only, came.goes_first) == (True, True)
     assert came.prompt.dtype == np.int32
     assert came.prompt.tolist() == sent.prompt.tolist()
     assert came.sampling == sampling

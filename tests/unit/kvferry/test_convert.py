@@ -78,6 +78,7 @@ def test_attempt_request(source):
         sampling=SAMPLING,
         cache_use=CacheUse(ExtraKey("tenant"), Sharing.RECOMPUTED, -7),
         source=source,
+        goes_first=source is not None,
     )
     message = convert.attempt_request_to_wire(request, Incarnation(5))
     back = convert.attempt_request_from_wire(
@@ -86,6 +87,7 @@ def test_attempt_request(source):
     assert message.incarnation == 5
     assert back.prompt.dtype == np.int32
     assert back.prompt.tolist() == request.prompt.tolist()
+    assert back.goes_first is request.goes_first
     assert (back.id, back.sampling, back.cache_use, back.source) == (
         request.id,
         request.sampling,

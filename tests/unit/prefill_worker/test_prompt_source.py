@@ -81,10 +81,16 @@ class Bench:
         self.source = PromptSource(self.engine_bench.engine, self.driver)
 
     def start(
-        self, name: str, prompt: list[int] = PROMPT, sampling: SamplingParams = GREEDY
+        self,
+        name: str,
+        prompt: list[int] = PROMPT,
+        sampling: SamplingParams = GREEDY,
+        *,
+        goes_first: bool = False,
     ) -> HandoffKey:
         key = _key(name)
-        self.source.start(key, np.asarray(prompt, dtype=np.int32), sampling, CacheUse(ExtraKey("")))
+        tokens = np.asarray(prompt, dtype=np.int32)
+        self.source.start(key, tokens, sampling, CacheUse(ExtraKey("")), goes_first)
         return key
 
 

@@ -23,7 +23,7 @@ def of(loads: LoadBook, worker: WorkerId) -> Loads:
 
 def is_unknown(load: Loads) -> bool:
     counts, rates = load.counts[:, 0].tolist(), load.rates[:, 0].tolist()
-    return counts == [0, 0, 0, 0, SLOTS_UNKNOWN, 0] and rates == [0.0, 0.0]
+    return counts == [0, 0, 0, 0, SLOTS_UNKNOWN, 0, 0] and rates == [0.0, 0.0]
 
 
 def send(loads: LoadBook, now: float, tokens: int = 100, kv_tokens: int = 120):
@@ -42,6 +42,23 @@ def test_a_dispatch_counts_at_once() -> None:
     assert of(loads, P).sequences == 0
     assert of(loads, D).sequences == 2
     assert of(loads, D).prefill_tokens == 0
+
+
+def test_a_prompt_that_goes_first_finds_only_those_before_it() -> None:
+    loads = book()
+    send(loads, 1.0)
+    first = loads.dispatch(
+        1.0, prefill=P, decode=D, prefill_tokens=30, kv_tokens=40, goes_first=True
+    )
+    assert (of(loads, P).prefill_tokens, of(loads, P).first_tokens) == (130, 30)
+    # No report tells prompts apart, so this router counts its own until they are computed.
+    loads.report(P, 2.0, WorkerLoad(waiting_tokens=130), ACCOUNTS)
+    found = of(loads, P).for_first()
+    assert (found.prefill_tokens, of(loads, P).prefill_tokens) == (30, 130)
+    loads.prefilled(first)
+    assert of(loads, P).for_first().prefill_tokens == 0
+    loads.end(first)
+    assert of(loads, P).first_tokens == 0
 
 
 def test_a_later_report_takes_its_place() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from router.fair_queue import Ahead
@@ -44,6 +46,26 @@ def test_predictions_that_were_short_are_mended() -> None:
         model.served(predicted_s=1.0, actual_s=1.5 + 0.2 * (-1) ** number)
     # About twice the mean deviation on top.
     assert model.service_s(100, TWO_LANES) == pytest.approx(1.0 + 0.5 + 0.4, abs=0.05)
+
+
+def test_one_wait_in_fifty_is_longer_than_predicted() -> None:
+    model, rng, short = TtftModel(), random.Random(3), 0
+    waiting = Ahead(600, 0)
+    for number in range(4000):
+        predicted = model.wait_s(waiting, 0, 8, TWO_LANES)
+        actual = rng.uniform(0.5, 2.5) * model.plain_wait_s(waiting, 0, 8, TWO_LANES)
+        short += number >= 1000 and actual > predicted
+        model.waited(model.plain_wait_s(waiting, 0, 8, TWO_LANES), actual)
+    assert 0.01 <= short / 3000 <= 0.03
+
+
+def test_prompts_that_go_first_are_told_apart() -> None:
+    model = TtftModel()
+    for _ in range(100):
+        model.served(1.0, 3.0, goes_first=False)
+        model.served(1.0, 1.0, goes_first=True)
+    assert model.service_s(100, TWO_LANES, goes_first=True) == pytest.approx(1.0)
+    assert model.service_s(100, TWO_LANES) == pytest.approx(3.0, abs=0.01)
 
 
 def test_predictions_that_were_long_are_too() -> None:
