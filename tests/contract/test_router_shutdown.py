@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvferry.rpc.v1 import inference_pb2
 from tests.support.fake_worker import FakeWorker, Script
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-GRACE_S = 0.3
+LONG_S = 60.0
 QUESTION = {"model": SERVED, "prompt": "ab", "stream": True}
 RETRY_HEADERS = ("Retry-After", "Retry-After-Ms")
 
@@ -57,7 +58,11 @@ def test_answers_that_outlive_the_grace_end_with_an_error(directory: Path) -> No
             session.post("/v1/completions", json=QUESTION) as stream,
         ):
             assert stream.status == 200
-            await asyncio.gather(bench.router.wind_down(GRACE_S), _stays_open(bench, session, call))
+            stopping = asyncio.create_task(bench.router.wind_down(LONG_S))
+            await _stays_open(bench, session, call)
+            assert not stopping.done()
+            # The grace is over.
+            await bench.router.wind_down(0.0)
             closing = asyncio.create_task(close_doors(bench))
             *_, last = await events_of(stream)
             error = json.loads(last)["error"]
@@ -67,6 +72,7 @@ def test_answers_that_outlive_the_grace_end_with_an_error(directory: Path) -> No
                 await call.read()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await closing
+            await stopping
         assert bench.router.requests_in_flight == 0
 
     run(directory, test, Script(hang_after=1))
@@ -75,8 +81,12 @@ def test_answers_that_outlive_the_grace_end_with_an_error(directory: Path) -> No
 async def _stays_open(bench: RouterBench, session: aiohttp.ClientSession, call: Any) -> None:
     """Within the grace: new requests are told when to ask again, running ones go on."""
     await eventually(lambda: not bench.router.is_ready)
-    async with session.get("/ready") as ready:
-        assert ready.status == 503
+    async with session.get("/ready") as ready, session.get("/health") as health:
+        assert (ready.status, health.status) == (503, 200)
+    asked, statuses = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse
+    health_stub = health_pb2_grpc.HealthStub(bench.channel)
+    while (await health_stub.Check(asked)).status != statuses.NOT_SERVING:
+        pass
     async with session.post("/v1/completions", json=QUESTION) as refused:
         assert refused.status == 503
         assert [refused.headers[name] for name in RETRY_HEADERS] == ["1", "1000"]
@@ -104,7 +114,7 @@ def test_answers_within_the_grace_are_whole(directory: Path) -> None:
         ):
             responses = aiter(bench.inference.Generate(inference_pb2.GenerateRequest(text="ab")))
             await anext(responses)
-            stopping = asyncio.create_task(bench.router.wind_down(9.0))
+            stopping = asyncio.create_task(bench.router.wind_down(LONG_S))
             await eventually(lambda: not bench.router.is_ready)
             assert not stopping.done()
             go_on.set()
@@ -120,7 +130,7 @@ def test_answers_within_the_grace_are_whole(directory: Path) -> None:
 def test_without_requests_nothing_is_waited_for(directory: Path) -> None:
     async def test(bench: RouterBench) -> None:
         async with asyncio.timeout(5):
-            await bench.router.wind_down(60.0)
+            await bench.router.wind_down(LONG_S)
             await close_doors(bench)
 
     run(directory, test, Script())
