@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvferry.errors import KvferryError, RequestCancelled
 from kvferry.generation import FinishReason
+from kvferry.rpc_errors import is_task_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -76,6 +77,11 @@ async def _pump(
                     raise RequestCancelled(f"request {chunk.request_id} was cancelled")
                 await ready.put(PromptChunk(number, chunk))
         await ready.put(None)
+    except asyncio.CancelledError as error:
+        if is_task_cancelled():
+            raise
+        # Of something that was waited for: without a word of it the reader would wait for ever.
+        await ready.put(RuntimeError(f"ended by a cancellation not its own: {error!r}"))
     except KvferryError as error:
         await ready.put(PromptFailed(number, error))
     except Exception as error:  # noqa: BLE001 - raised again where the answers are read

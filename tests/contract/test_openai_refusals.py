@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from tests.support.router_bench import SERVED, RouterBench, eventually
 from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -154,6 +156,29 @@ def test_errors_of_workers_before_and_within_a_stream(directory: Path) -> None:
         assert not isinstance(within.value, openai.APIStatusError)
 
     run(directory, test, worker)
+
+
+def test_a_cancellation_of_something_else_ends_the_call_as_a_fault(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        generate = bench.router.generate
+
+        async def cut_off(request: Any) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(generate(request)) as chunks:
+                yield await anext(chunks)
+                raise asyncio.CancelledError
+
+        monkeypatch.setattr(bench.router, "generate", cut_off)
+        ask = {"model": SERVED, "prompt": "a"}
+        with pytest.raises(openai.InternalServerError):
+            await client.completions.create(**ask)
+        stream = await client.completions.create(**ask, stream=True)
+        with pytest.raises(openai.APIError) as within:
+            await _drain(stream)
+        assert within.value.type == "server_error"
+
+    run(directory, test, says("abcdef", hang_after=3))
 
 
 async def _drain(stream: Any) -> None:
