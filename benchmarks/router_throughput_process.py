@@ -1,10 +1,10 @@
 """The servers of the router's throughput benchmark, each in a process of its own.
 
 * A bare grpc.aio server: `Echo` writes back each message it reads, `Source` writes its request
-  back again and again. Neither parses anything.
+  back `ANSWER_TOKENS` times. Neither parses anything.
 * A stub worker: the product's `Worker` service over an engine that computes nothing. Each turn
   gives every running attempt its next token, as fast as the router takes them.
-* A router: the product's, with its front door.
+* A router: the product's, with its front door and its metrics.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Membership, Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2_grpc
 from router.api.grpc_server import serve
+from router.api.request_metrics import RequestMetrics
 from router.router import Router
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from decode_worker.attempt_stream import AttemptStream
 
 ECHO, SOURCE = "/kvferry.benchmark/Echo", "/kvferry.benchmark/Source"
+
+ANSWER_TOKENS = 512
+"""Of each answer, and messages of each stream of the bare server."""
 
 _TOKENS = tuple(range(1000, 1512))
 """Said in turn: ordinary words of the vocabulary, at least one byte each."""
@@ -75,7 +79,7 @@ def run_echo(pipe: Connection) -> None:
             yield message
 
     async def source(data: bytes, context: Any) -> None:
-        while True:
+        for _ in range(ANSWER_TOKENS):
             await context.write(data)
 
     async def start() -> str:
@@ -123,7 +127,8 @@ def run_router(pipe: Connection, plan: ServerPlan) -> None:
         config = replace(config, router=replace(config.router, requests_max=4 * plan.streams))
         router = Router(config, plan.model_directory, MonotonicClock(), random.Random(1))
         await router.start()
-        front_door, port = await serve(router, "127.0.0.1", 0)
+        metrics = RequestMetrics(router, MonotonicClock())
+        front_door, port = await serve(router, "127.0.0.1", 0, metrics=metrics)
         await router.set_membership(Membership(1, (plan.worker,)))
         _KEPT.append(front_door)
         return f"127.0.0.1:{port}"
