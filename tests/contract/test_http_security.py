@@ -44,7 +44,7 @@ def run(
 ) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(60),
             router_bench(directory, FakeWorker("w"), security=security) as bench,
         ):
             await test(bench)

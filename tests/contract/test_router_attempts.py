@@ -49,7 +49,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             await test(bench)
 
     asyncio.run(main())

@@ -42,7 +42,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(15), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             await test(bench)
 
     asyncio.run(main())

@@ -52,7 +52,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             await test(bench)
 
     asyncio.run(main())
@@ -182,7 +182,7 @@ def test_a_stop_string_ends_the_stream_and_the_worker(directory: Path) -> None:
     async def test(bench: RouterBench) -> None:
         responses = await bench.ask("x", sampling={"stop": ["END"]}, request_id="r")
         assert text_of(responses) == "one "
-        assert len(responses) == 7
+        assert sum(len(response.token_ids) for response in responses) == 7
         assert responses[-1].finish.stop_string == "END"
         assert responses[-1].finish.usage.decode_hit_tokens == 1
         await eventually(lambda: worker.cancelled == [worker.requests[0].id])

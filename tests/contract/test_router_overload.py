@@ -43,7 +43,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             await test(bench)
             await eventually(lambda: bench.router.requests_in_flight == 0)
             snapshot = bench.router.admission_snapshot()

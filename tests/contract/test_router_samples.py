@@ -30,7 +30,7 @@ def run(
     directory: Path, test: Callable[[RouterBench], Awaitable[None]], *workers: FakeWorker
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), router_bench(directory, *workers) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers) as bench:
             await test(bench)
 
     asyncio.run(main())

@@ -34,7 +34,7 @@ def run(directory: Path, test: Callable[[RouterBench], Awaitable[None]], script:
     worker = FakeWorker("w", script=lambda _: script)
 
     async def main() -> None:
-        async with asyncio.timeout(10), router_bench(directory, worker) as bench:
+        async with asyncio.timeout(60), router_bench(directory, worker) as bench:
             await test(bench)
 
     asyncio.run(main())

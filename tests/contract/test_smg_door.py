@@ -60,7 +60,7 @@ def run(
 
     async def main() -> None:
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(60),
             router_bench(directory, worker, security=security) as bench,
         ):
             config = SmgConfig(port=free_port(), tenant="gate")

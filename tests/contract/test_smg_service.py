@@ -46,7 +46,7 @@ def run(
     **settings: Any,
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(10), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             await test(bench, vllm_engine_pb2_grpc.VllmEngineStub(bench.channel))
 
     asyncio.run(main())
@@ -365,7 +365,7 @@ def test_load_is_pushed_to_those_who_understand_it(directory: Path) -> None:
         assert [first.load.sample, second.load.sample] == [1, 2]
         call.cancel()
         silent = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             await silent.initial_metadata()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(silent.read(), 0.2)
@@ -377,7 +377,7 @@ def test_listeners_do_not_hold_up_the_end(directory: Path) -> None:
     async def test(bench: RouterBench, stub: Any) -> None:
         call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
         await call.initial_metadata()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await bench.front_door.stop(60)
         assert await call.read() is grpc.aio.EOF
 

@@ -189,7 +189,7 @@ def test_a_worker_that_drains_finishes_what_it_has(cluster: InProcessCluster) ->
         async def scenario() -> list[WorkerId | None]:
             await drain(decode[1])
             long = asyncio.create_task(_served_by(router, max_tokens=900))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not router.fleet.view(()).decode.loads.sequences[0]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             await drain(decode[0])

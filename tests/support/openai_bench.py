@@ -36,7 +36,7 @@ Test = "Callable[[RouterBench, openai.AsyncOpenAI], Awaitable[None]]"
 
 def run(directory: Path, test: Test, *workers: FakeWorker, **settings: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30), router_bench(directory, *workers, **settings) as bench:
+        async with asyncio.timeout(60), router_bench(directory, *workers, **settings) as bench:
             url = f"{bench.http_url}/v1"
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
                 await test(bench, client)

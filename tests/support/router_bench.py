@@ -102,7 +102,7 @@ async def router_bench(
             await worker.stop()
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 3.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> None:
     """Wait until `condition` holds; fails when it does not in time."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - any condition, so there is no event

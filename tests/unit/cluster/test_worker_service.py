@@ -60,7 +60,7 @@ def serve(step_loop, scenario):
         await server.start()
         client = GrpcWorkerClient(info)
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(30):
                 await scenario(client)
         finally:
             await client.close()

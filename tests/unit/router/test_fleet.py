@@ -101,7 +101,7 @@ class Bench:
         return dict(zip(workers.roster.infos, workers.hit_tokens.tolist(), strict=True))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not condition():  # noqa: ASYNC110 - any condition, so there is no event
                 await asyncio.sleep(0.001)
 
@@ -110,7 +110,7 @@ def run(test: Callable[[Bench], Awaitable[None]]) -> None:
     async def main() -> None:
         bench = Bench()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await test(bench)
         finally:
             for client in bench.clients:
