@@ -230,15 +230,16 @@ def test_deadlines_of_client_and_router(directory: Path) -> None:
     worker = FakeWorker("w", script=lambda _: Script(hang_after=1))
 
     async def test(bench: RouterBench) -> None:
-        code, _ = await code_of(bench.inference.Generate(Request(text="abc"), timeout=0.1))
+        code, _ = await code_of(bench.inference.Generate(Request(text="abc"), timeout=0.3))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await eventually(lambda: bench.router.requests_in_flight == 0)
         code, details = await code_of(bench.inference.Generate(Request(text="abc")))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "0.3 s" in details
-        await eventually(lambda: len(worker.cancelled) == 2)
+        assert "0.6 s" in details
+        # On a slow machine the first may end before the worker has heard of it.
+        await eventually(lambda: len(worker.cancelled) == len(worker.requests) > 0)
 
-    run(directory, test, worker, request_timeout_s=0.3)
+    run(directory, test, worker, request_timeout_s=0.6)
 
 
 def test_a_client_that_does_not_read_holds_nothing_for_ever(
