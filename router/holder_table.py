@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
+    from numpy.typing import NDArray
 
     from kvferry.kv_events import BlockHash
 
@@ -73,20 +74,46 @@ class HolderTable:
             for segment in self._segments:
                 segment.columns.append(_zeros(len(segment.hashes)))
 
-    def holders(self, block: int) -> int:
-        """The holders of a block as bits."""
-        hash_ = block or _STAND_IN
-        segment = self._segments[hash_ >> _SEGMENT_SHIFT]
-        # As `find`, written out: this is what a lookup is made of.
-        hashes = segment.hashes
-        last = len(hashes) - 1
-        slot = hash_ & last
-        while (found := hashes[slot]) != hash_:
-            if found == _FREE:
-                return 0
-            slot = (slot + 1) & last
-        columns = segment.columns
-        return columns[0][slot] if len(columns) == 1 else segment.holders_at(slot)
+    def prefixes(
+        self, blocks: Sequence[int] | NDArray[np.uint64], among: int
+    ) -> tuple[list[int], list[int]]:
+        """Of a chain of blocks, the lengths of prefixes that holders hold, the longest first, and
+        for each the holders of so many blocks or more, as bits; `among` are those asked about.
+
+        Holders of a block hold all before it, so this is a bisection: about log2(blocks) probes for
+        each length.
+        """
+        segments = self._segments
+        lengths: list[int] = []
+        holders: list[int] = []
+        # Between two positions with their holders, the longest first: some end there.
+        spans = [(-1, among, len(blocks), 0)] if among else []
+        while spans:
+            low, low_bits, high, high_bits = spans.pop()
+            if high - low == 1:
+                if high > 0:
+                    lengths.append(high)
+                    holders.append(low_bits)
+                continue
+            middle = (low + high) // 2
+            hash_ = int(blocks[middle]) or _STAND_IN
+            segment = segments[hash_ >> _SEGMENT_SHIFT]
+            # As `find`, written out: this is what a lookup is made of.
+            hashes = segment.hashes
+            last = len(hashes) - 1
+            slot = hash_ & last
+            while (found := hashes[slot]) != hash_ and found != _FREE:
+                slot = (slot + 1) & last
+            bits = high_bits
+            if found != _FREE:
+                columns = segment.columns
+                held = columns[0][slot] if len(columns) == 1 else segment.holders_at(slot)
+                bits |= held & low_bits
+            if low_bits != bits:
+                spans.append((low, low_bits, middle, bits))
+            if bits != high_bits:
+                spans.append((middle, bits, high, high_bits))
+        return lengths, holders
 
     def add(self, block: BlockHash, holder: int) -> bool | None:
         """Note a holder. Whether it is a new one; None if the table is full."""

@@ -28,7 +28,7 @@ from kvferry.membership import Role
 from router.load import NO_LOADS
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
-from router.route_costs import cheapest, decode_ms, handoff_ms, queues
+from router.route_costs import alone_and_others, cheapest, decode_ms, handoff_ms, queues
 
 if TYPE_CHECKING:
     import random
@@ -253,15 +253,15 @@ def _sides_of(
 ) -> _Sides:
     if not len(prefillers):
         return _Sides(decoders, 0, decoders, None)
-    uncached = np.maximum(demand.prompt_tokens - decoders.hit_tokens, 1)
-    is_alone = decoders.roster.computes | (uncached <= model.local_prefill_tokens_max)
-    alone = is_alone.nonzero()[0]
+    limit, roster = model.local_prefill_tokens_max, decoders.roster
+    alone, others = alone_and_others(
+        roster.computes, decoders.hit_tokens, demand.prompt_tokens, limit
+    )
     if not alone.size:
         return _Sides(prefillers, len(prefillers), None, decoders)
     if alone.size == len(decoders):
         return _Sides(decoders, 0, decoders, None)
-    partners = decoders.take((~is_alone).nonzero()[0])
-    local = decoders.take(alone)
+    partners, local = decoders.take(others), decoders.take(alone)
     return _Sides(prefillers.and_those(local), len(prefillers), local, partners)
 
 

@@ -271,27 +271,8 @@ class PrefixIndex:
     def hits(
         self, prompt: Sequence[BlockHash] | NDArray[np.uint64], numbers: NDArray[np.intp]
     ) -> NDArray[np.int64]:
-        """How many leading blocks of a prompt the workers of these numbers hold.
-
-        Costs about log2(blocks of the prompt) probes for each different length of hit.
-        """
-        holders_of = self._table.holders
-        lengths: list[int] = []
-        holders: list[int] = []
-        # Between two positions with their holders, the longest first: some end there.
-        spans = [(-1, self._known_bits, len(prompt), 0)]
-        while spans:
-            low, low_bits, high, high_bits = spans.pop()
-            if low_bits == high_bits:
-                continue
-            if high - low > 1:
-                middle = (low + high) // 2
-                bits = holders_of(int(prompt[middle])) & low_bits | high_bits
-                spans.append((low, low_bits, middle, bits))
-                spans.append((middle, bits, high, high_bits))
-            elif high > 0:
-                lengths.append(high)
-                holders.append(low_bits)
+        """How many leading blocks of a prompt the workers of these numbers hold."""
+        lengths, holders = self._table.prefixes(prompt, self._known_bits)
         nbytes = self._table.holders_max // 8
         table = b"".join([each.to_bytes(nbytes, "little") for each in holders])
         levels = np.array(lengths, dtype=np.int64)

@@ -79,15 +79,13 @@ def _turn(v: _Words, m: _Words) -> _Words:
     return v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15
 
 
-@compiled("void(uint64[::1], uint64[::1], int64, int64, int64)")
-def _compress(
-    state: NDArray[np.uint64], message: NDArray[np.uint64], start: int, read: int, total: int
-) -> None:
-    """Take the 16 words from `start` on into the state; `read` of `total` bytes with them."""
+@inlined
+def _compress(h: _Words, message: NDArray[np.uint64], start: int, read: int, total: int) -> _Words:
+    """Take the 16 words from `start` on into the state `h`, which is of 8 words; `read` of `total`
+    bytes with them."""
     m = message[start : start + _MESSAGE_WORDS]
     m0, m1, m2, m3, m4, m5, m6, m7 = m[0], m[1], m[2], m[3], m[4], m[5], m[6], m[7]
     m8, m9, m10, m11, m12, m13, m14, m15 = m[8], m[9], m[10], m[11], m[12], m[13], m[14], m[15]
-    h = (state[0], state[1], state[2], state[3], state[4], state[5], state[6], state[7])
     last = ~_IV[6] if read == total else _IV[6]
     low, high = _IV[:4], (_IV[4] ^ np.uint64(read), _IV[5], last, _IV[7])
     v: _Words = h + (low[0], low[1], low[2], low[3]) + high  # noqa: RUF005
@@ -103,8 +101,10 @@ def _compress(
     v = _turn(v, (m10, m2, m8, m4, m7, m6, m1, m5, m15, m11, m9, m14, m3, m12, m13, m0))
     v = _turn(v, (m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, m10, m11, m12, m13, m14, m15))
     v = _turn(v, (m14, m10, m4, m8, m9, m15, m13, m6, m1, m12, m0, m2, m11, m7, m5, m3))
-    for row in range(8):
-        state[row] ^= v[row] ^ v[row + 8]
+    w = (v[0] ^ v[8], v[1] ^ v[9], v[2] ^ v[10], v[3] ^ v[11])
+    x = (v[4] ^ v[12], v[5] ^ v[13], v[6] ^ v[14], v[7] ^ v[15])
+    low_half = (h[0] ^ w[0], h[1] ^ w[1], h[2] ^ w[2], h[3] ^ w[3])
+    return low_half + (h[4] ^ x[0], h[5] ^ x[1], h[6] ^ x[2], h[7] ^ x[3])  # noqa: RUF005
 
 
 @compiled("uint64[::1](Array(uint32, 1, 'C', readonly=True), int64, uint64)")
@@ -112,7 +112,6 @@ def _chain(ids: NDArray[np.uint32], block_tokens: int, parent: np.uint64) -> NDA
     """Each is BLAKE2b-64 (RFC 7693) over the hash before it and the ids of its block."""
     total = 8 + 4 * block_tokens
     message = np.zeros(-(-total // _MESSAGE_BYTES) * _MESSAGE_WORDS, dtype=np.uint64)
-    state = np.empty(8, dtype=np.uint64)
     found = np.empty(ids.size // block_tokens, dtype=np.uint64)
     for block in range(found.size):
         first = block * block_tokens
@@ -122,11 +121,10 @@ def _chain(ids: NDArray[np.uint32], block_tokens: int, parent: np.uint64) -> NDA
             message[1 + pair] = np.uint64(low) | np.uint64(high) << np.uint64(32)
         if block_tokens % 2:
             message[1 + block_tokens // 2] = ids[first + block_tokens - 1]
-        state[:] = _IV
-        state[0] ^= _PARAMETERS
+        h: _Words = (_IV[0] ^ _PARAMETERS, _IV[1], _IV[2], _IV[3], _IV[4], _IV[5], _IV[6], _IV[7])
         for start in range(0, message.size, _MESSAGE_WORDS):
-            _compress(state, message, start, min(8 * start + _MESSAGE_BYTES, total), total)
-        parent = state[0]
+            h = _compress(h, message, start, min(8 * start + _MESSAGE_BYTES, total), total)
+        parent = h[0]
         found[block] = parent
     return found
 

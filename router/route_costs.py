@@ -95,3 +95,25 @@ def cheapest(costs: NDArray[np.float64], tie: float) -> NDArray[np.int64]:
             found[count] = position
             count += 1
     return found[:count].copy()
+
+
+@compiled("UniTuple(int64[::1], 2)(boolean[:], int64[:], int64, int64)")
+def alone_and_others(
+    computes: NDArray[np.bool_],
+    hit_tokens: NDArray[np.int64],
+    prompt_tokens: int,
+    local_tokens_max: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Positions of those that compute this prompt by themselves, as they always do or because no
+    more than `local_tokens_max` of it are missing; and of all others."""
+    alone = np.empty(hit_tokens.size, dtype=np.int64)
+    others = np.empty(hit_tokens.size, dtype=np.int64)
+    count = 0
+    for worker in range(hit_tokens.size):
+        missing = max(prompt_tokens - hit_tokens[worker], 1)
+        if computes[worker] or missing <= local_tokens_max:
+            alone[count] = worker
+            count += 1
+        else:
+            others[worker - count] = worker
+    return alone[:count].copy(), others[: hit_tokens.size - count].copy()

@@ -168,6 +168,7 @@ def _send(loads: LoadBook, rng: random.Random, now: float, names: list[WorkerId]
         prefill_tokens=rng.randrange(1, 90),
         kv_tokens=rng.randrange(90, 200),
         sequences=rng.randrange(1, 4),
+        goes_first=rng.random() < 0.3,
     )
 
 
@@ -189,4 +190,5 @@ def _counts(loads: LoadBook, name: WorkerId) -> tuple[int, ...]:
         sum(ticket.kv_tokens for ticket in active),
         max(0, available - sum(ticket.kv_tokens for ticket in decoding)),
         entry.slots_total,
+        sum(t.prefill_tokens for t in entry.tickets if t.prefill is entry and t.goes_first),
     )
