@@ -143,7 +143,7 @@ class Replay:
         view = router.view(now, prompt, path, trace.block_tokens)
         worker = self._draw_cheapest(self._policy.costs(view, prompt))
         expected = max(1, prompt.tokens - int(view.hit_tokens[worker]))
-        router.history.record(worker, prompt, expected, now)
+        router.history.record(worker, prompt, expected, int(view.hit_tokens.max()), now)
         dispatch = self._compute(now, worker, number)
         for other, knowledge in enumerate(self._routers):
             knowledge.hear(dispatch, None if other == chosen_by else self._settings.event_delay_s)

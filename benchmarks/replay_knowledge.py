@@ -79,7 +79,8 @@ class RouterKnowledge:
             sent_tokens=sent,
             turn=self.history.turn,
             typical_tokens=self.history.typical_tokens,
-            heat=self.history.heat(prompt, hits) if self._policy.reads_heat else NO_HEAT,
+            lost_share=self.history.lost_share,
+            heat=self.history.heat(prompt, hits, now) if self._policy.reads_heat else NO_HEAT,
         )
 
     def hear(self, dispatch: Dispatch, delay_s: float | None) -> None:

@@ -171,6 +171,8 @@ class Route:
     prefill_tokens: int
     """Prompt tokens that the computing worker does not have."""
     cost_ms: float
+    held_tokens: int = 0
+    """The most that one of those who could compute the prompt holds of it, or was sent."""
 
     @property
     def computing(self) -> WorkerInfo:
@@ -233,7 +235,8 @@ def choose_route(
     if partners is not None:
         ending = _handoff_ms(partners, demand, model) + _decode_ms(partners, demand, model)
         after[: sides.prefillers] = ending.min()
-    costs = placement.policy.costs(_pool_of(computing, model, placement), placement.prompt)
+    pool = _pool_of(computing, model, placement)
+    costs = placement.policy.costs(pool, placement.prompt)
     position = _draw_cheapest(costs + after if placement.policy.is_time else costs, rng)
     source = decoder = computing.roster.infos[position]
     is_local = partners is None or position >= sides.prefillers
@@ -245,6 +248,7 @@ def choose_route(
         prefill=None if is_local else source,
         prefill_tokens=uncached,
         cost_ms=_prefill_ms(computing.loads, position, uncached, model) + float(after[position]),
+        held_tokens=int(pool.hit_tokens.max()),
     )
 
 
@@ -287,7 +291,8 @@ def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> Po
         sent_tokens=history.sent_tokens(names.tolist(), prompt) if reads_sent else hits,
         turn=history.turn,
         typical_tokens=history.typical_tokens,
-        heat=history.heat(prompt, hits) if reads_heat else NO_HEAT,
+        lost_share=history.lost_share,
+        heat=history.heat(prompt, hits, placement.now) if reads_heat else NO_HEAT,
     )
 
 

@@ -51,5 +51,5 @@ class RouteChooser:
         placement = Placement(self._policy, prompt, self._history, now)
         route = choose_route(view, demand, self._model, avoid, rng, placement)
         computing = name_hash(route.computing.worker_id)
-        self._history.record(computing, prompt, route.prefill_tokens, now)
+        self._history.record(computing, prompt, route.prefill_tokens, route.held_tokens, now)
         return route

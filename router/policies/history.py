@@ -9,7 +9,7 @@ import numpy as np
 from router.compiled import compiled
 from router.policies.pending_prompts import PendingPrompts
 from router.policies.pool import NO_HEAT, Heat
-from router.policies.prefix_heat import PrefixHeat
+from router.policies.prefix_uses import PrefixUses
 from router.policies.sent_prefixes import SentPrefixes
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from router.policies.pool import Prompt
 
-HEAT_MEMORY_REQUESTS = 1000
-"""Long enough that the share of one in 64 prefixes is known to a quarter, short enough that what
-was hot an hour ago is not held hot."""
+USES_MEMORY_REQUESTS = 2000
+"""Long enough that a prefix of one request in a hundred has paid for a copy, short enough that
+what was hot an hour ago is not held hot."""
 
-_TYPICAL_WEIGHT = 1 / 200
-"""Of the newest prompt in the mean."""
+_RECENT_WEIGHT = 1 / 200
+"""Of the newest prompt in means of late."""
 
 PENDING_S = 10.0
 """A prompt sent no longer ago than this to a worker that has prompts to compute may be one of
@@ -38,8 +38,6 @@ SENT_PREFIXES_PER_WORKER_MAX = 1 << 16
 """Where a policy takes what was sent for what is held: a million tokens per worker, at most
 500 MB for 64 workers."""
 
-_NO_LEVELS = NO_HEAT.level_tokens, NO_HEAT.level_requests
-
 
 class PlacementHistory:
     """Feeds the columns of `PoolView` that are about the past."""
@@ -50,17 +48,18 @@ class PlacementHistory:
         """Decisions recorded."""
         self.typical_tokens = 0.0
         """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
-        self._heat = PrefixHeat(HEAT_MEMORY_REQUESTS)
+        self.lost_share = 0.0
+        """Of late prompts, the part that was known and that no worker held anymore; the mean."""
+        self._uses = PrefixUses(USES_MEMORY_REQUESTS)
         self._pending = PendingPrompts(PENDING_S, PENDING_BYTES_MAX)
         self._sent = SentPrefixes(SENT_PREFIXES_PER_WORKER_MAX) if reads_sent else None
 
-    def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64]) -> Heat:
+    def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64], now: float) -> Heat:
         """Of the prefixes of `prompt` that workers hold."""
-        levels, counts = _NO_LEVELS
-        if prompt.keys.size:
-            levels, positions = _levels_of(hit_tokens, prompt.ends)
-            counts = self._heat.counts(prompt.keys[positions])
-        return Heat(levels, counts, self._heat.requests)
+        if not prompt.keys.size:
+            return NO_HEAT
+        levels, positions = _levels_of(hit_tokens, prompt.ends)
+        return Heat(levels, *self._uses.of(prompt.keys[positions], now))
 
     def pending_tokens(
         self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
@@ -74,12 +73,19 @@ class PlacementHistory:
         assert self._sent is not None, "not asked for when this was made"
         return self._sent.tokens(workers, prompt)
 
-    def record(self, worker: int, prompt: Prompt, computed_tokens: int, now: float) -> None:
-        """A prompt was placed; the worker has `computed_tokens` of it to compute."""
-        weight = max(_TYPICAL_WEIGHT, 1 / (self.turn + 1))
+    def record(
+        self, worker: int, prompt: Prompt, computed_tokens: int, held_tokens: int, now: float
+    ) -> None:
+        """A prompt was placed; the worker has `computed_tokens` of it to compute, and the most
+        that any worker holds of it is `held_tokens`."""
+        weight = max(_RECENT_WEIGHT, 1 / (self.turn + 1))
         self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
+        known = self._uses.known(prompt.keys)
+        known_tokens = min(int(prompt.ends[known - 1]), prompt.tokens - 1) if known else 0
+        lost = max(known_tokens - held_tokens, 0) / max(prompt.tokens, 1)
+        self.lost_share += weight * (lost - self.lost_share)
         self.turn += 1
-        self._heat.add(prompt.keys)
+        self._uses.add(prompt.keys, now)
         self._pending.add(worker, prompt, now)
         if self._sent is not None:
             self._sent.add(worker, prompt)

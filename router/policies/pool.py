@@ -39,11 +39,11 @@ class Heat:
     """Rising lengths of prefixes that workers hold, each length once, none of them 0."""
     level_requests: NDArray[np.float64]
     """Requests that had the prefix of that length; older ones count less."""
-    requests: float
-    """All requests, counted the same way."""
+    level_seconds: NDArray[np.float64]
+    """Since the first of them; what is long ago counts less, as the requests do."""
 
 
-NO_HEAT = Heat(np.empty(0, dtype=np.int64), np.empty(0), 0.0)
+NO_HEAT = Heat(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +69,8 @@ class PoolView:
     """Decisions made before this one."""
     typical_tokens: float
     """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
+    lost_share: float
+    """Of late prompts, the part that had been asked for before and that no worker held anymore."""
     heat: Heat
 
     @property

@@ -1,117 +1,129 @@
 """The default: predicted time of this request, and what its placement costs the others. Pure.
 
-    cost = queue + uncached / rate + price of the copies
+    cost = queue + (prompt that nobody holds + copies x their price) / rate
 
-A worker that lacks a prefix which others hold would compute a further *copy* of it: work that
-others wait for, in pages that others lose. What a millisecond of that costs the others depends on
-who will use the copy.
+A worker that lacks a part of the prompt which others hold would compute a further *copy* of it:
+work that others wait for, in pages that others lose, and which those who come later may use. By
+this alone it differs from the least TTFT, which counts a copy like any other work.
 
-* A prefix deserves as many copies as its share of the requests times the workers, but not more
-  than its uses so far can pay for: what is new may never come again.
-* The more copies there are beside those deserved, the less of the next one is of use: of
-  `1 - (deserved / copies) ** EXPONENT` nobody has any. It is negative as long as copies are
-  missing: computing one is then an investment, not a waste.
-* A waste that is used many times is paid for in the end: it counts less the more often each copy
-  has been asked for.
-* Large work hurts more than in proportion: whoever comes while it is computed waits or goes
-  elsewhere. It is counted in typical requests.
+* **Deserved.** A prefix deserves as many copies as its requests keep busy: their rate since it is
+  known, times the work that each of them has beside the prefix. Of the copies beyond these,
+  `1 - (deserved / copies) ** SURPLUS_EXPONENT` are of no use; as long as copies are missing, a
+  further one counts less than its time.
+* **Price.** What is of no use hurts as far as workers are busy, and large work more than in
+  proportion, for all who come meanwhile wait; it is counted in typical prompts.
+* **Eviction.** Pages hurt as far as prompts find that what they ask for was evicted everywhere.
+* **Paid for.** What each copy was used so far is what a further one may expect; the more it is,
+  the less a copy counts.
 
 docs/router-policies.md has the reasons and the figures.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router.compiled import compiled, inlined
+from router.compiled import compiled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from router.policies.pool import PoolView, Prompt
 
-WORK_PRICE = 3.0
-"""Milliseconds that others lose by a millisecond of work that nobody has any use of."""
-DISCOUNT = 0.5
-"""Of a copy that is missing, at most this part of its time is not counted against it."""
-EXPONENT = 1.0 / 3.0
-SIZE_PRICE = 0.6
+WORK_PRICE = 3.3
+"""Milliseconds that others lose by a millisecond of useless work while all workers are busy."""
+SIZE_PRICE = 1.3
 """More for each typical prompt that could be computed in the time."""
-DOUBT = 0.7
-"""How many times its root a count of requests is taken as less than it is."""
-USES_PER_COPY = 1.0
-"""Requests so far for each copy that a prefix deserves."""
-USES_PAID = 20.0
-"""Requests per copy that halve the price of a further one."""
+EVICTION_PRICE = 300.0
+"""Milliseconds that others lose by the pages of a millisecond of work, if all that prompts ask for
+was evicted before."""
+SURPLUS_EXPONENT = 1.0 / 3.0
+SHORTAGE_EXPONENT = 0.5
+"""A missing copy counts by `(copies / deserved) ** SHORTAGE_EXPONENT`."""
+USES_UNPROVEN = 1.75
+"""So many requests of a prefix are no sign of more to come."""
+BUSY_SHARE = 0.35
+"""Of a copy's time its requests may take, before it deserves another one."""
+PROMPT_TOKENS = 40
+"""Work of every prompt beside its tokens, in tokens."""
+PAID_FACTOR, PAID_EXPONENT = 0.02, 1.5
+"""A copy counts less by `1 + PAID_FACTOR * uses per copy ** PAID_EXPONENT`."""
+COUNTED_MIN = 0.25
+"""Whatever it is worth, a copy counts by this much of its time: that is taken now."""
+AGE_MIN_MS = 1.0
+"""Of a prefix whose first requests came at the same time."""
 
 
 def priced_time(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
     """Predicted TTFT in milliseconds plus the price of the copies."""
     ttft_ms = pool.ttft_ms(prompt)
-    ttft_ms += copies_price_ms(pool)
+    ttft_ms += copies_price_ms(pool, prompt)
     return ttft_ms
 
 
-def copies_price_ms(pool: PoolView) -> NDArray[np.float64]:
-    """What the copies that each worker would compute cost the others; negative if they gain."""
+def copies_price_ms(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
+    """What the copies that each worker would compute cost beside their time; negative if they
+    are worth more than that. Shape [workers]."""
     heat = pool.heat
     if not heat.level_tokens.size:
         return np.zeros(pool.workers)
-    past = (float(heat.requests), float(pool.typical_tokens))
-    numbers = (WORK_PRICE, DISCOUNT, EXPONENT, SIZE_PRICE, DOUBT, USES_PER_COPY, USES_PAID)
-    columns = (pool.hit_tokens, pool.tokens_per_ms, heat.level_tokens, heat.level_requests)
-    return _price_ms(*columns, past, numbers)
-
-
-@inlined
-def _waste(
-    uses: float, requests: float, workers: int, copies: int, numbers: tuple[float, ...]
-) -> float:
-    """Of a part of the prompt, the share of a further copy that nobody has any use of."""
-    work_price, discount, exponent, _, doubt, uses_per_copy, uses_paid = numbers
-    # As many as it surely had: a count of n is known to about the root of n.
-    sure = max(uses - doubt * math.sqrt(uses), 0.0)
-    share = sure / max(requests, 1.0)
-    deserved = min(share * workers, sure / uses_per_copy)
-    waste = 1.0 - math.pow(deserved / copies, exponent)
-    if waste > 0.0:
-        return waste / (1.0 + uses / copies / uses_paid)
-    return max(waste, -discount / work_price)
+    own_tokens = float(prompt.tokens - heat.level_tokens[-1] + PROMPT_TOKENS)
+    busy = np.count_nonzero(pool.queue_ms) / pool.workers
+    price = busy * WORK_PRICE + EVICTION_PRICE * pool.lost_share
+    size_price = busy * SIZE_PRICE / max(pool.typical_tokens, 1.0)
+    return _price_ms(
+        pool.hit_tokens,
+        pool.tokens_per_ms,
+        heat.level_tokens,
+        heat.level_requests,
+        heat.level_seconds,
+        (own_tokens, price, size_price),
+    )
 
 
 @compiled(
-    "float64[::1](int64[:], float64[:], int64[:], float64[:], UniTuple(float64, 2),"
-    " UniTuple(float64, 7))"
+    "float64[::1](int64[:], float64[:], int64[:], float64[:], float64[:], UniTuple(float64, 3))"
 )
 def _price_ms(
     hit_tokens: NDArray[np.int64],
     tokens_per_ms: NDArray[np.float64],
     ends: NDArray[np.int64],
-    uses: NDArray[np.float64],
-    past: tuple[float, float],
-    numbers: tuple[float, ...],
+    requests: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+    terms: tuple[float, float, float],
 ) -> NDArray[np.float64]:
     """`ends` are the lengths that workers hold: they part the prompt, and every worker holds so
-    many of the parts, from the first one on."""
-    requests, typical_tokens = past
-    # Of no use, of what is computed by who holds so many parts.
-    wasted = np.zeros(ends.size + 1, dtype=np.float64)
+    many of the parts, from the first one on. `terms` are the prompt's own tokens, the price, and
+    how much it rises by each useless token."""
+    own_tokens, price, size_price = terms
+    own_ms = own_tokens / tokens_per_ms.mean()
+    # Of what is computed by who holds so many parts: useless tokens, what is counted of these, and
+    # by how much all that is counted exceeds its tokens.
+    useless = np.zeros(ends.size + 1)
+    counted_useless = np.zeros(ends.size + 1)
+    excess = np.zeros(ends.size + 1)
     for part in range(ends.size - 1, -1, -1):
         copies = 0
         for tokens in hit_tokens:
             copies += tokens >= ends[part]
+        uses = max(requests[part] - USES_UNPROVEN, 0.0)
+        age_ms = max(1000.0 * seconds[part], AGE_MIN_MS)
+        supply = uses / age_ms * own_ms / BUSY_SHARE / copies
+        surplus = max(1.0 - supply**SURPLUS_EXPONENT, 0.0)
+        missing = max(supply, 1.0) ** SHORTAGE_EXPONENT
+        paid = 1.0 + PAID_FACTOR * (uses / copies) ** PAID_EXPONENT
         size = ends[part] - (ends[part - 1] if part else 0)
-        waste = _waste(uses[part], requests, hit_tokens.size, copies, numbers)
-        wasted[part] = wasted[part + 1] + size * waste
+        counted = size * max(1.0 / (missing * paid), COUNTED_MIN)
+        useless[part] = useless[part + 1] + size * surplus
+        counted_useless[part] = counted_useless[part + 1] + counted * surplus
+        excess[part] = excess[part + 1] + counted - size
     found = np.empty(hit_tokens.size, dtype=np.float64)
     for worker in range(hit_tokens.size):
         held = 0
         while held < ends.size and hit_tokens[worker] >= ends[held]:
             held += 1
-        typical = max(wasted[held], 0.0) / max(typical_tokens, 1.0)
-        per_token = (numbers[0] + numbers[3] * typical) / tokens_per_ms[worker]
-        found[worker] = per_token * wasted[held]
+        priced = (price + size_price * useless[held]) * counted_useless[held]
+        found[worker] = (excess[held] + priced) / tokens_per_ms[worker]
     return found

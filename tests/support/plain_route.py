@@ -5,7 +5,6 @@ What `router.policy` does over columns has to come to the same.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from kvferry.membership import Role
@@ -14,6 +13,7 @@ from router.policies import priced_time as prices
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from router.policies.history import PlacementHistory
     from router.policy import CostModel, Demand
     from tests.support.worker_states import WorkerState
 
@@ -71,30 +71,37 @@ def decode_ms(worker: WorkerState, demand: Demand, model: CostModel) -> float:
 def copies_price_ms(
     hits: Sequence[int],
     tokens_per_ms: Sequence[float],
-    uses: Mapping[int, float],
-    requests: float,
-    typical_tokens: float,
+    uses: Mapping[int, tuple[float, float]],
+    prompt_tokens: int,
+    busy: float,
+    history: PlacementHistory,
 ) -> list[float]:
-    """Of each worker. `uses` are the requests that had a prefix of the length."""
+    """Of each worker. `uses` are the requests that had a prefix of the length, and the seconds
+    since the first; `busy` is the share of workers that have prompts to compute."""
     levels = sorted(set(hits) - {0})
-    wasted = [0.0] * len(hits)
-    start = 0
-    for level in levels:
+    if not levels:
+        return [0.0] * len(hits)
+    own_tokens = prompt_tokens - levels[-1] + prices.PROMPT_TOKENS
+    own_ms = own_tokens * len(hits) / sum(tokens_per_ms)
+    useless, counted_useless, excess = ([0.0] * len(hits) for _ in range(3))
+    for start, level in zip([0, *levels], levels, strict=False):
         copies = sum(hit >= level for hit in hits)
-        sure = max(uses[level] - prices.DOUBT * math.sqrt(uses[level]), 0.0)
-        share = sure / max(requests, 1.0)
-        deserved = min(share * len(hits), sure / prices.USES_PER_COPY)
-        waste = 1.0 - (deserved / copies) ** prices.EXPONENT
-        if waste > 0.0:
-            waste /= 1.0 + uses[level] / copies / prices.USES_PAID
-        else:
-            waste = max(waste, -prices.DISCOUNT / prices.WORK_PRICE)
+        requests = max(uses[level][0] - prices.USES_UNPROVEN, 0.0)
+        age_ms = max(1000.0 * uses[level][1], prices.AGE_MIN_MS)
+        supply = requests / age_ms * own_ms / prices.BUSY_SHARE / copies
+        surplus = max(0.0, 1.0 - supply**prices.SURPLUS_EXPONENT)
+        paid = 1.0 + prices.PAID_FACTOR * (requests / copies) ** prices.PAID_EXPONENT
+        share = 1.0 / (max(supply, 1.0) ** prices.SHORTAGE_EXPONENT * paid)
+        share = max(share, prices.COUNTED_MIN)
         for worker, hit in enumerate(hits):
-            wasted[worker] += (level - min(max(hit, start), level)) * waste
-        start = level
-    return [
-        (prices.WORK_PRICE + prices.SIZE_PRICE * max(tokens, 0.0) / max(typical_tokens, 1.0))
-        / rate
-        * tokens
-        for tokens, rate in zip(wasted, tokens_per_ms, strict=True)
-    ]
+            missing = level - min(max(hit, start), level)
+            useless[worker] += missing * surplus
+            counted_useless[worker] += missing * share * surplus
+            excess[worker] += missing * (share - 1.0)
+    found = []
+    for worker, rate in enumerate(tokens_per_ms):
+        size = useless[worker] / max(history.typical_tokens, 1.0)
+        price = busy * (prices.WORK_PRICE + prices.SIZE_PRICE * size)
+        price += prices.EVICTION_PRICE * history.lost_share
+        found.append((excess[worker] + price * counted_useless[worker]) / rate)
+    return found

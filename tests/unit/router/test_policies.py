@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,11 @@ from kvferry.router_config import PolicyName
 from router.load import LoadBook
 from router.policies.approximate_tree import approximate_tree
 from router.policies.consistent_hashing import consistent_hashing, consistent_hashing_bounded
+from router.policies.history import PlacementHistory
 from router.policies.least_loaded import least_loaded
 from router.policies.pending_prompts import PendingPrompts
 from router.policies.pool import NO_HEAT, Heat, PoolView, Prompt
-from router.policies.prefix_heat import PrefixHeat
+from router.policies.prefix_uses import PrefixUses
 from router.policies.priced_time import copies_price_ms, priced_time
 from router.policies.round_robin import round_robin
 from router.policies.sent_prefixes import SentPrefixes
@@ -54,13 +56,14 @@ def pool(hits: list[int], **columns: object) -> PoolView:
         sent_tokens=zeros,
         turn=0,
         typical_tokens=100.0,
+        lost_share=0.0,
         heat=NO_HEAT,
     )
     return dataclasses.replace(view, **columns)
 
 
-def heat(tokens: int, requests: float, total: float) -> Heat:
-    return Heat(np.array([tokens]), np.array([requests], dtype=np.float64), total)
+def heat(tokens: int, requests: float, seconds: float) -> Heat:
+    return Heat(np.array([tokens]), np.array([requests]), np.array([seconds]))
 
 
 def best(costs: NDArray[np.float64]) -> int:
@@ -70,42 +73,67 @@ def best(costs: NDArray[np.float64]) -> int:
 # --- the default ----------------------------------------------------------------------------------
 
 
+BUSY = np.ones(16)
+"""Milliseconds: all workers have something to compute, none of them much."""
+
+
 def test_a_rare_prefix_is_waited_for_longer_than_its_copy_takes() -> None:
-    """16 workers, one holds 800 tokens of a prompt that one request in a hundred has."""
-    queue = np.zeros(16)
+    """16 workers, one holds 800 tokens of a prompt that is asked for every 200 seconds."""
+    queue = BUSY.copy()
     queue[0] = 1500.0
-    rare = pool([800] + [0] * 15, queue_ms=queue, heat=heat(800, 5.0, 500.0))
+    rare = pool([800] + [0] * 15, queue_ms=queue, heat=heat(800, 5.0, 1000.0))
     assert best(priced_time(rare, prompt())) == 0
-    assert (copies_price_ms(rare)[1:] > 800).all()
+    assert (copies_price_ms(rare, prompt())[1:] > 800).all()
 
 
 def test_a_prefix_that_all_share_does_not_pile_up() -> None:
     """One holder for everybody: a copy that is missing is computed sooner than it pays."""
-    queue = np.zeros(16)
+    queue = BUSY.copy()
     queue[0] = 600.0
-    shared = pool([800] + [0] * 15, queue_ms=queue, heat=heat(800, 500.0, 500.0))
+    shared = pool([800] + [0] * 15, queue_ms=queue, heat=heat(800, 500.0, 50.0))
     assert best(priced_time(shared, prompt())) != 0
-    assert (copies_price_ms(shared)[1:] < 0).all()
+    assert (copies_price_ms(shared, prompt())[1:] < 0).all()
 
 
 def test_the_price_rises_with_the_copies_there_are() -> None:
-    """A prefix that a quarter of the requests have deserves four copies among 16 workers."""
-    prices = [
-        copies_price_ms(pool([800] * copies + [0] * (16 - copies), heat=heat(800, 125, 500)))[-1]
-        for copies in (1, 2, 6, 12)
-    ]
+    """A prefix whose requests keep four workers busy to the share that is meant to be."""
+    prices = []
+    for copies in (1, 2, 6, 12):
+        hits = [800] * copies + [0] * (16 - copies)
+        view = pool(hits, queue_ms=BUSY, heat=heat(800, 125.0, 23.0))
+        prices.append(copies_price_ms(view, prompt())[-1])
     assert prices == sorted(prices)
     assert prices[0] < 0 < prices[-1]
 
 
+def test_a_copy_that_will_be_used_more_costs_less() -> None:
+    """Asked for every ten seconds, ten times or a thousand times so far."""
+    new, old = (
+        copies_price_ms(
+            pool([800] + [0] * 15, queue_ms=BUSY, heat=heat(800, count, 10.0 * count)), prompt()
+        )[1]
+        for count in (10.0, 1000.0)
+    )
+    assert 0 < 3 * old < new
+
+
+def test_useless_work_costs_others_nothing_while_workers_idle_and_nothing_is_evicted() -> None:
+    costs = [
+        copies_price_ms(pool([800] + [0] * 15, heat=heat(800, 2.0, 100.0), **columns), prompt())[1]
+        for columns in ({}, {"queue_ms": BUSY}, {"lost_share": 0.1})
+    ]
+    assert costs[0] <= 0 < 800 < costs[1] < costs[2]
+
+
 def test_only_what_a_worker_lacks_is_priced() -> None:
-    view = pool([800, 400, 0], heat=Heat(np.array([400, 800]), np.array([9.0, 3.0]), 500.0))
-    held, half, none = copies_price_ms(view)
+    parts = Heat(np.array([400, 800]), np.array([9.0, 3.0]), np.array([100.0, 100.0]))
+    view = pool([800, 400, 0], queue_ms=np.ones(3), heat=parts)
+    held, half, none = copies_price_ms(view, prompt())
     assert held == 0 < half < none
 
 
 def test_without_a_past_nothing_is_priced() -> None:
-    assert copies_price_ms(pool([0, 0])).tolist() == [0, 0]
+    assert copies_price_ms(pool([0, 0], queue_ms=np.ones(2)), prompt()).tolist() == [0, 0]
 
 
 # --- the others -----------------------------------------------------------------------------------
@@ -147,23 +175,90 @@ def test_least_loaded_counts_requests() -> None:
 # --- what a router remembers ----------------------------------------------------------------------
 
 
-def test_heat_counts_what_was_asked_for_and_forgets_it() -> None:
-    counts = PrefixHeat(memory_requests=50, counters=1 << 12)
-    for _ in range(20):
-        counts.add(prompt(1, 4).keys)
-    hot = counts.counts(prompt(1, 4).keys)
-    assert hot == pytest.approx(np.full(4, counts.requests))
-    for first in range(100, 100 + 8 * 200, 8):
-        counts.add(prompt(first, 4).keys)
-    assert (counts.counts(prompt(1, 4).keys) < 0.05 * hot).all()
-    assert counts.requests == pytest.approx(50, rel=0.05)
+class PlainUses:
+    """When each prefix was asked for, by number of request and time."""
+
+    def __init__(self, memory_requests: int) -> None:
+        self.decay = 1.0 / (1.0 + 1.0 / memory_requests)
+        self.times: list[float] = []
+        self.requests: dict[int, list[int]] = {}
+
+    def add(self, keys: list[int], now: float) -> None:
+        for key in keys:
+            self.requests.setdefault(key, []).append(len(self.times))
+        self.times.append(now)
+
+    def of(self, key: int, now: float) -> tuple[float, float]:
+        numbers = self.requests.get(key, [])
+        if not numbers:
+            return 0.0, 0.0
+        last = len(self.times) - 1
+        count = sum(self.decay ** (last - number) for number in numbers)
+        edges = [*self.times[numbers[0] :], now]
+        seconds = sum(
+            self.decay ** (last - numbers[0] - place) * (after - before)
+            for place, (before, after) in enumerate(itertools.pairwise(edges))
+        )
+        return count, seconds
 
 
-def test_heat_outlives_the_rescaling_of_its_counts() -> None:
-    counts = PrefixHeat(memory_requests=10, counters=1 << 10)
-    for _ in range(1000):
-        counts.add(prompt(1, 2).keys)
-    assert counts.counts(prompt(1, 2).keys) == pytest.approx(np.full(2, 11.0), rel=0.01)
+@pytest.mark.parametrize("memory_requests", [3, 50])
+def test_uses_agree_with_a_plain_record(memory_requests: int) -> None:
+    """Also when the weights were scaled back: 3 requests of memory do that every hundred."""
+    uses, plain, rng = PrefixUses(memory_requests), PlainUses(memory_requests), random.Random(3)
+    now = 0.0
+    for _ in range(250):
+        now += rng.choice([0.0, 0.25, 2.0])
+        asked = branching(rng.randrange(3), rng.randrange(13))
+        uses.add(asked.keys, now)
+        plain.add(asked.keys.tolist(), now)
+        probe, later = branching(rng.randrange(4), 12), now + rng.choice([0.0, 1.5])
+        told = uses.of(probe.keys, later).T.tolist()
+        expected = [plain.of(key, later) for key in probe.keys.tolist()]
+        assert told == [pytest.approx(pair) for pair in expected]
+        known = [key in plain.requests for key in probe.keys.tolist()]
+        assert uses.known(probe.keys) == [*known, False].index(False)
+
+
+def test_the_rate_of_a_prefix_is_that_of_late() -> None:
+    uses = PrefixUses(memory_requests=50)
+    keys = prompt(1, 1).keys
+    for second in range(1000):
+        uses.add(keys, float(second))
+    for tenth in range(500):
+        uses.add(keys, 1000.0 + 0.1 * tenth)
+    count, seconds = uses.of(keys, 1050.0)[:, 0].tolist()
+    assert count == pytest.approx(51.0, rel=0.01)
+    assert count / seconds == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_full_table_forgets_what_is_little_used_and_tells_nothing_of_others() -> None:
+    uses, plain = PrefixUses(1000, places=256), PlainUses(1000)
+    hot = prompt(1, 1).keys
+    for number in range(400):
+        cold = [prompt(1000 + 8 * number, 8).keys] if number >= 20 else []
+        for keys in (hot, *cold):
+            uses.add(keys, float(number))
+            plain.add(keys.tolist(), float(number))
+    assert uses.of(hot, 400.0)[0] == pytest.approx([plain.of(key, 400.0)[0] for key in hot])
+    every = np.array(sorted(plain.requests), dtype=np.uint64)
+    told = uses.of(every, 400.0)
+    assert 128 < np.count_nonzero(told[0]) <= 256
+    for key, count, seconds in zip(every.tolist(), *told.tolist(), strict=True):
+        assert count == 0.0 or (count, seconds) == pytest.approx(plain.of(key, 400.0))
+
+
+def test_what_was_known_and_is_held_no_more_counts_as_lost() -> None:
+    history = PlacementHistory()
+    whole = prompt()
+    history.record(1, whole, whole.tokens, 0, 0.0)
+    assert history.lost_share == 0.0
+    history.record(1, whole, 1, whole.tokens - 1, 1.0)
+    assert history.lost_share == 0.0
+    history.record(2, whole, whole.tokens, 0, 2.0)
+    assert history.lost_share == pytest.approx((whole.tokens - 1) / whole.tokens / 3)
+    history.record(2, prompt(500), whole.tokens, 0, 3.0)
+    assert history.lost_share == pytest.approx((whole.tokens - 1) / whole.tokens / 4)
 
 
 def branching(branch: int, blocks: int) -> Prompt:

@@ -58,7 +58,9 @@ def past(rng: random.Random, workers: list[WorkerState], now: float) -> Placemen
         blocks = rng.randrange(1, 65)
         prompt = Prompt(blocks * BLOCK, CHAIN[:blocks], ENDS[:blocks])
         name = name_hash(rng.choice(workers).info.worker_id)
-        history.record(name, prompt, rng.randrange(1, 1000), now - 20.0)
+        history.record(
+            name, prompt, rng.randrange(1, 1000), rng.randrange(prompt.tokens), now - 20.0
+        )
     return history
 
 
@@ -72,7 +74,7 @@ def test_the_route_is_the_cheapest_of_all_pairs(policy: PolicyName, seed: int) -
     demand = Demand(WHOLE.tokens, rng.choice([10, 500]))
     route = choose_route(cluster_view(workers), demand, MODEL, frozenset(), rng, placement)
 
-    price = prices(workers, demand, history) if policy is PolicyName.PRICED_TIME else {}
+    price = prices(workers, demand, history, now) if policy is PolicyName.PRICED_TIME else {}
     names = [each.info.worker_id for each in workers]
     costs = costs_ms(workers, demand, MODEL, {name: price.get(name, 0.0) for name in names})
     source = None if route.prefill is None else route.prefill.worker_id
@@ -84,7 +86,7 @@ def test_the_route_is_the_cheapest_of_all_pairs(policy: PolicyName, seed: int) -
 
 
 def prices(
-    workers: list[WorkerState], demand: Demand, history: PlacementHistory
+    workers: list[WorkerState], demand: Demand, history: PlacementHistory, now: float
 ) -> dict[WorkerId, float]:
     """Of those that may compute."""
     sources = [each for each in workers if each.info.role is Role.PREFILL]
@@ -97,11 +99,13 @@ def prices(
     ]
     computing = [*(sources if len(local) < len(decoders) else []), *local]
     hits = [each.hit_tokens for each in computing]
-    heat = history.heat(WHOLE, np.array(hits, dtype=np.int64))
-    uses = dict(zip(heat.level_tokens.tolist(), heat.level_requests.tolist(), strict=True))
+    heat = history.heat(WHOLE, np.array(hits, dtype=np.int64), now)
+    told = zip(heat.level_requests.tolist(), heat.level_seconds.tolist(), strict=True)
+    uses = dict(zip(heat.level_tokens.tolist(), told, strict=True))
     assert sorted(uses) == sorted(set(hits) - {0})
     rates = [(each.prefill_tokens_per_s or MODEL.prefill_tokens_per_s) / 1e3 for each in computing]
-    found = copies_price_ms(hits, rates, uses, heat.requests, history.typical_tokens)
+    busy = sum(each.prefill_tokens > 0 for each in computing) / len(computing)
+    found = copies_price_ms(hits, rates, uses, WHOLE.tokens, busy, history)
     return {each.info.worker_id: ms for each, ms in zip(computing, found, strict=True)}
 
 
@@ -114,7 +118,7 @@ def test_what_was_sent_counts_as_held_while_it_may_be_pending(seed: int) -> None
         queued, age = rng.choice([0, 10]), rng.choice([0.0, 0.9, 1.1, 9.9, 10.1])
         state = WorkerState(name, hit_tokens=160, prefill_tokens=queued)
         history = PlacementHistory()
-        history.record(name_hash(name.worker_id), WHOLE, 1, now=100.0)
+        history.record(name_hash(name.worker_id), WHOLE, 1, 0, now=100.0)
         by = Placement(POLICIES[PolicyName.MIN_TTFT], WHOLE, history, 100.0 + age)
         view, demand = cluster_view([state]), Demand(WHOLE.tokens, 10)
         seen: list[int] = []

@@ -1,0 +1,132 @@
+"""How often prefixes were asked for lately, and over what time, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from router.compiled import compiled, inlined
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_GROWTH_MAX = 1e12
+"""Weights are divided by this before they come near the end of a float's precision."""
+
+
+class PrefixUses:
+    """Counts requests per prefix, each of which halves in weight after `memory_requests * ln 2`.
+
+    The time that a prefix has been known is weighted like its requests, so that their quotient is
+    its rate of late however long it has been known. Each prefix has two places in a table; where
+    others have both, the less used of them is forgotten. What is told is never too high.
+    """
+
+    def __init__(self, memory_requests: int, places: int = 1 << 19) -> None:
+        """`places` is a power of two; memory is 24 bytes for each."""
+        assert places & (places - 1) == 0
+        self._keys = np.zeros(places, dtype=np.uint64)
+        self._counts = np.zeros(places, dtype=np.float64)
+        """Weighted; 0: the place is free."""
+        self._sinces = np.zeros(places, dtype=np.float64)
+        """Weighted clock at the first request."""
+        # Instead of making all that is older smaller, what is new is larger.
+        self._step = 1.0 + 1.0 / memory_requests
+        self._weight = 1.0
+        self._clock = 0.0
+        self._last: float | None = None
+
+    def add(self, keys: NDArray[np.uint64], now: float) -> None:
+        """Count a request with these prefixes; `now` does not fall, in seconds."""
+        self._clock = self._clock_at(now)
+        self._last = now
+        self._weight *= self._step
+        if self._weight > _GROWTH_MAX:
+            for column in (self._counts, self._sinces):
+                column /= self._weight
+            self._clock /= self._weight
+            self._weight = 1.0
+        _add(self._keys, self._counts, self._sinces, keys, self._weight, self._clock)
+
+    def of(self, keys: NDArray[np.uint64], now: float) -> NDArray[np.float64]:
+        """Requests that had each prefix, and seconds since its first; shape [2, keys]."""
+        clock = self._clock_at(now)
+        return _of(self._keys, self._counts, self._sinces, keys, 1.0 / self._weight, clock)
+
+    def known(self, keys: NDArray[np.uint64]) -> int:
+        """How many of these prefixes of one prompt, from the shortest on, were ever asked for."""
+        return int(_known(self._keys, self._counts, keys))
+
+    def _clock_at(self, now: float) -> float:
+        return self._clock + self._weight * (0.0 if self._last is None else now - self._last)
+
+
+@inlined
+def _place(keys: NDArray[np.uint64], key: np.uint64) -> np.int64:
+    """Where the prefix is, or else the second place that it may have."""
+    # Multiplied, because keys are hashes where they come from prompts, but small numbers in a
+    # replay. The upper bits of a product depend on all bits of a key.
+    mixed = key * _FACTOR
+    mask = np.uint64(keys.size - 1)
+    first = np.int64((mixed >> np.uint64(40)) & mask)
+    return first if keys[first] == key else np.int64((mixed >> np.uint64(20)) & mask)
+
+
+@compiled(
+    "void(uint64[::1], float64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True),"
+    " float64, float64)"
+)
+def _add(
+    owners: NDArray[np.uint64],
+    counts: NDArray[np.float64],
+    sinces: NDArray[np.float64],
+    keys: NDArray[np.uint64],
+    weight: float,
+    clock: float,
+) -> None:
+    mask = np.uint64(owners.size - 1)
+    for key in keys:
+        place = _place(owners, key)
+        if owners[place] != key:
+            first = np.int64((key * _FACTOR >> np.uint64(40)) & mask)
+            if counts[first] < counts[place]:
+                place = first
+            owners[place] = key
+            counts[place] = 0.0
+        if counts[place] == 0.0:
+            sinces[place] = clock
+        counts[place] += weight
+
+
+@compiled(
+    "float64[:, ::1](uint64[::1], float64[::1], float64[::1],"
+    " Array(uint64, 1, 'C', readonly=True), float64, float64)"
+)
+def _of(
+    owners: NDArray[np.uint64],
+    counts: NDArray[np.float64],
+    sinces: NDArray[np.float64],
+    keys: NDArray[np.uint64],
+    scale: float,
+    clock: float,
+) -> NDArray[np.float64]:
+    found = np.zeros((2, keys.size), dtype=np.float64)
+    for position, key in enumerate(keys):
+        place = _place(owners, key)
+        if owners[place] == key and counts[place] > 0.0:
+            found[0, position] = counts[place] * scale
+            found[1, position] = (clock - sinces[place]) * scale
+    return found
+
+
+@compiled("int64(uint64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True))")
+def _known(
+    owners: NDArray[np.uint64], counts: NDArray[np.float64], keys: NDArray[np.uint64]
+) -> int:
+    for position, key in enumerate(keys):
+        place = _place(owners, key)
+        if owners[place] != key or counts[place] == 0.0:
+            return position
+    return int(keys.size)
