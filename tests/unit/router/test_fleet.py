@@ -16,6 +16,7 @@ from kvferry.kv_events import BlockHash, BlocksStored, KvEventBatch
 from kvferry.membership import Membership, Role, WorkerInfo
 from router import worker_monitor
 from router.fleet import Fleet
+from router.policy import Route
 from router.worker_client import WorkerStatus
 
 if TYPE_CHECKING:
@@ -193,6 +194,39 @@ def test_a_worker_that_drains_keeps_its_streams_and_is_given_nothing() -> None:
         await bench.until(lambda: bench.hits() == {a: HELD, b: HELD})
         await bench.members(b)
         assert (len(bench.clients[0].aborted), bench.clients[0].closed) == (1, True)
+
+    run(test)
+
+
+def test_capacity_follows_what_is_dispatched_reported_and_who_is_there() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.members(worker("p", role=Role.PREFILL), worker("d", role=Role.DECODE))
+        p, d = (client.info for client in bench.clients)
+        idle = bench.fleet.capacity(running_max=8)
+        assert (idle.places, idle.kv_tokens, idle.backlog_tokens) == (8, 100, 0)
+        ticket = bench.fleet.dispatch(Route(d, p, 30, 1.0), kv_tokens=40, sequences=1)
+        assert bench.fleet.capacity(running_max=8).backlog_tokens == 30
+        bench.fleet.end(ticket)
+        assert bench.fleet.capacity(running_max=8).backlog_tokens == 0
+        bench.clients[0].waiting_tokens = 70
+        await bench.fleet.recheck([p.worker_id])
+        assert bench.fleet.capacity(running_max=8).lanes[0].backlog_tokens == 70
+        # Without a worker for prompts whoever decodes computes them.
+        await bench.members(d)
+        assert bench.fleet.capacity(running_max=8).lanes[0].backlog_tokens == 0
+        await bench.members()
+        assert bench.fleet.capacity(running_max=8).places == 0
+
+    run(test)
+
+
+def test_after_its_end_a_fleet_has_nobody() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.members(worker("a"))
+        await bench.until(lambda: bench.hits() == {worker("a"): HELD})
+        await bench.fleet.stop()
+        assert bench.hits() == {}
+        assert not bench.fleet.is_ready
 
     run(test)
 
