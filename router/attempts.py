@@ -12,7 +12,6 @@ from outside are its end.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import logging
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.2
-"""Between two looks for a worker, of an answer that waits for one."""
+_REFUSED_PAUSE_S = 0.2
+"""Until a worker that refused an answer that has begun is asked again."""
 
 
 class RoutedOutput(NamedTuple):
@@ -124,11 +123,14 @@ class AttemptRunner:
                 return self._route(hashes, demand, progress, control.goes_first)
             except KvferryError as error:
                 since = progress.stalled_since
-                if since is None or self._clock.now() >= since + RESUME_PATIENCE_S:
+                if since is None or isinstance(error, Overloaded):
                     raise
-                if isinstance(error, Overloaded):
+                left_s = since + RESUME_PATIENCE_S - self._clock.now()
+                if left_s <= 0.0:
                     raise
-            await asyncio.sleep(_PAUSE_S)
+            rest = self._fleet.workers_changed.listen()
+            control.pause(rest)
+            await rest.wait(min(left_s, _REFUSED_PAUSE_S) if progress.full else left_s)
             progress.full = frozenset()
 
     def _hashes_of(self, request: ValidRequest, known: TokenIds) -> NDArray[np.uint64]:

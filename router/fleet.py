@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvferry.errors import KvferryError, UnknownWorker, WorkerUnavailable
 from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 from kvferry.membership import Membership, Role
+from router.bell import Bell
 from router.fleet_capacity import fleet_capacity
 from router.grpc_worker_client import GrpcWorkerClient
 from router.load import LoadBook
@@ -95,6 +96,8 @@ class Fleet:
         status_interval_s: float,
         connect: Callable[[WorkerInfo], WorkerClient] = GrpcWorkerClient,
     ) -> None:
+        self.workers_changed = Bell()
+        """Rung whenever others may be chosen than before."""
         self.readiness_changed = asyncio.Event()
         """Set whenever `is_ready` may have changed; whoever waits for it clears it."""
         self._clock = clock
@@ -298,6 +301,7 @@ class Fleet:
         self._pools_now = None
         self._capacity = None
         self.readiness_changed.set()
+        self.workers_changed.ring()
 
     def _pools(self) -> _Pools:
         if self._pools_now is None:

@@ -56,6 +56,10 @@ class RequestControl:
         self.ended_samples.add(sample)
         self._stream.end_sample(sample)
 
+    def pause(self, rest: Waiting) -> None:
+        """`rest`, between two attempts, is what `end` aborts from now on."""
+        self._wait(rest)
+
     def wait_for(self, place: Waiting, on_dispatch: Callable[[], None]) -> None:
         """`place` is what `end` aborts from now on; `on_dispatch` is called per attempt."""
         self._on_dispatch = on_dispatch

@@ -262,7 +262,11 @@ def test_full_workers_are_outwaited(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [0, 4])
-def test_an_answer_waits_for_a_worker_to_come_back(directory: Path, told: int) -> None:
+def test_an_answer_waits_for_a_worker_to_come_back(
+    directory: Path, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It goes on with the news of the worker; the end of its patience does not come to its help.
+    monkeypatch.setattr("router.attempts.RESUME_PATIENCE_S", 1e6)
     worker = FakeWorker("w", script=lambda _: saying(TEXT, hang_after=told))
 
     async def test(bench: RouterBench) -> None:
