@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean smg-setup
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean smg-setup aiperf-setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,14 @@ smg-setup: .venv-smg/.ready ## The smg gateway, which a slow test puts in front 
 .venv-smg/.ready: Makefile
 	test -x .venv-smg/bin/python || $(PYTHON) -m venv .venv-smg
 	.venv-smg/bin/python -m pip install --quiet smg==1.13.0
+	touch $@
+
+# In an environment of its own, too: it brings a hundred packages.
+aiperf-setup: .venv-aiperf/.ready ## The benchmark client aiperf, which a slow test has ask a cluster
+
+.venv-aiperf/.ready: Makefile
+	test -x .venv-aiperf/bin/python || $(PYTHON) -m venv .venv-aiperf
+	.venv-aiperf/bin/python -m pip install --quiet aiperf==0.13.0
 	touch $@
 
 sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs
