@@ -271,13 +271,13 @@ def _sides_of(
 
 def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> PoolView:
     loads, names = workers.loads, workers.roster.names
-    usual_rate = model.prefill_tokens_per_s
-    tokens_per_ms, queue_ms, counts_s = queues(
-        loads.counts, loads.rates, usual_rate, _EVENT_DELAY_S, PENDING_S
-    )
     prompt, history = placement.prompt, placement.history
+    times_s = (placement.now, _EVENT_DELAY_S, PENDING_S)
+    tokens_per_ms, queue_ms, since = queues(
+        loads.counts, loads.rates, model.prefill_tokens_per_s, times_s
+    )
     # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
-    pending = history.pending_tokens(names, prompt, placement.now - counts_s)
+    pending = history.pending_tokens(names, prompt, since)
     hits = np.maximum(workers.hit_tokens, pending)
     reads_sent, reads_heat = placement.policy.reads_sent, placement.policy.reads_heat
     return PoolView(

@@ -62,24 +62,25 @@ def handoff_ms(
     return found
 
 
-@compiled("UniTuple(float64[::1], 3)(int64[:, :], float64[:, :], float64, float64, float64)")
+@compiled("UniTuple(float64[::1], 3)(int64[:, :], float64[:, :], float64, UniTuple(float64, 3))")
 def queues(
     counts: NDArray[np.int64],
     rates: NDArray[np.float64],
     usual_rate: float,
-    idle_s: float,
-    busy_s: float,
+    times_s: tuple[float, float, float],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Tokens that a worker computes per millisecond; how long what it has will take it; and for
-    how many seconds what it was sent counts: `busy_s` if it has prompts to compute."""
+    """Tokens that a worker computes per millisecond; how long what it has will take it; and since
+    when in seconds what it was sent counts. `times_s` are now, how long that is for a worker that
+    has nothing to compute, and for others."""
+    now, idle_s, busy_s = times_s
     workers = rates.shape[1]
-    tokens_per_ms, queue_ms, counts_s = np.empty(workers), np.empty(workers), np.empty(workers)
+    tokens_per_ms, queue_ms, since = np.empty(workers), np.empty(workers), np.empty(workers)
     for worker in range(workers):
         queued = counts[_PREFILL_TOKENS, worker]
         tokens_per_ms[worker] = (rates[_PREFILL_RATE, worker] or usual_rate) / 1000.0
         queue_ms[worker] = queued / tokens_per_ms[worker]
-        counts_s[worker] = busy_s if queued else idle_s
-    return tokens_per_ms, queue_ms, counts_s
+        since[worker] = now - (busy_s if queued else idle_s)
+    return tokens_per_ms, queue_ms, since
 
 
 @compiled("int64[::1](float64[:], float64)")

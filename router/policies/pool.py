@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -84,4 +86,18 @@ class PoolView:
 
     def ttft_ms(self, prompt: Prompt) -> NDArray[np.float64]:
         """Predicted time until each worker has computed the prompt."""
-        return self.queue_ms + self.uncached_tokens(prompt) / self.tokens_per_ms
+        return _ttft_ms(self.queue_ms, self.hit_tokens, self.tokens_per_ms, prompt.tokens)
+
+
+@compiled("float64[::1](float64[:], int64[:], float64[:], int64)")
+def _ttft_ms(
+    queue_ms: NDArray[np.float64],
+    hit_tokens: NDArray[np.int64],
+    tokens_per_ms: NDArray[np.float64],
+    prompt_tokens: int,
+) -> NDArray[np.float64]:
+    found = np.empty(queue_ms.size, dtype=np.float64)
+    for worker in range(queue_ms.size):
+        uncached = max(prompt_tokens - hit_tokens[worker], 1)
+        found[worker] = queue_ms[worker] + uncached / tokens_per_ms[worker]
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import MonotonicClock
-from kvferry.errors import WorkerUnavailable
+from kvferry.errors import DeadlineExceeded, WorkerUnavailable
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.kv_events import BlockHash, BlocksStored, KvEventBatch
 from kvferry.membership import Membership, Role, WorkerInfo
@@ -44,6 +44,7 @@ class FakeClient:
     aborted: list[KvferryError] = field(default_factory=list)
     subscriptions: int = 0
     closed: bool = False
+    failure: KvferryError | None = None
 
     def __post_init__(self) -> None:
         self.may_close = asyncio.Event()
@@ -54,6 +55,8 @@ class FakeClient:
 
     async def status(self, timeout_s: float) -> WorkerStatus:
         await self.may_answer.wait()
+        if self.failure is not None:
+            raise self.failure
         accounts = KvAccounts(100, 0, 0, 0, 0, 100, 0, 0, 8)
         load = WorkerLoad(waiting_tokens=self.waiting_tokens)
         return WorkerStatus(self.info.incarnation, load, accounts, None, 1, {})
@@ -78,13 +81,13 @@ class FakeClient:
 class Bench:
     """A fleet and the clients it made."""
 
-    def __init__(self) -> None:
+    def __init__(self, status_interval_s: float) -> None:
         self.clients: list[FakeClient] = []
         self.version = 0
         self.fleet = Fleet(
             clock=MonotonicClock(),
             block_tokens=BLOCK_TOKENS,
-            status_interval_s=0.02,
+            status_interval_s=status_interval_s,
             connect=self.connect,
         )
 
@@ -107,9 +110,9 @@ class Bench:
                 await asyncio.sleep(0.001)
 
 
-def run(test: Callable[[Bench], Awaitable[None]]) -> None:
+def run(test: Callable[[Bench], Awaitable[None]], status_interval_s: float = 0.02) -> None:
     async def main() -> None:
-        bench = Bench()
+        bench = Bench(status_interval_s)
         try:
             async with asyncio.timeout(30):
                 await test(bench)
@@ -218,6 +221,24 @@ def test_capacity_follows_what_is_dispatched_reported_and_who_is_there() -> None
         assert bench.fleet.capacity(running_max=8).places == 0
 
     run(test)
+
+
+def test_the_only_worker_is_asked_while_it_is_late_and_no_longer() -> None:
+    async def test(bench: Bench) -> None:
+        a = worker("a")
+        await bench.members(a)
+        await bench.until(lambda: bench.hits() == {a: HELD})
+        bench.clients[0].failure = DeadlineExceeded("late")
+        await bench.fleet.recheck([a.worker_id])
+        assert (bench.hits(), bench.fleet.kv_slots_max()) == ({a: HELD}, None)
+        bench.clients[0].failure = WorkerUnavailable("gone")
+        await bench.fleet.recheck([a.worker_id])
+        assert bench.hits() == {}
+        bench.clients[0].failure = None
+        await bench.fleet.recheck([a.worker_id])
+        assert (bench.hits(), bench.fleet.kv_slots_max()) == ({a: HELD}, 100)
+
+    run(test, status_interval_s=3600.0)
 
 
 def test_after_its_end_a_fleet_has_nobody() -> None:
