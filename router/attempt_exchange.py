@@ -213,12 +213,16 @@ class ExchangedAttempt:
 
     def deliver_token(self, sample: int, token_id: int) -> None:
         """Gather a token for the reader."""
-        self._gathered_of(sample).tokens.append(OutputToken(token_id))
-        self._wake()
+        gathered = self._gathered.get(sample)
+        if gathered is None:
+            gathered = self._gathered[sample] = _Gathered()
+        gathered.tokens.append(OutputToken(token_id))
+        if self._waiter is not None:
+            self._wake()
 
     def deliver(self, output: AttemptOutput) -> None:
         """Gather an output for the reader."""
-        gathered = self._gathered_of(output.sample)
+        gathered = self._gathered.setdefault(output.sample, _Gathered())
         gathered.tokens += output.tokens
         gathered.finish = output.finish
         gathered.usage = output.usage or gathered.usage
@@ -233,15 +237,10 @@ class ExchangedAttempt:
         self._exchange.forget(self)
         self._wake()
 
-    def _gathered_of(self, sample: int) -> _Gathered:
-        gathered = self._gathered.get(sample)
-        if gathered is None:
-            gathered = self._gathered[sample] = _Gathered()
-        return gathered
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class _Gathered:
