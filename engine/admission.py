@@ -28,9 +28,9 @@ So a shortage of the assured is always cured by retracting others, and only thos
 request that was retracted once is assured from its return on. The oldest retractable request is
 never a victim; it is in A, or all others yield to it, and alone it fits (`check_fits_alone`). It
 can only have to wait for F, whose handoffs and copies have deadlines. Nobody
-overtakes the oldest waiting request once it was passed over so many times (`engine.prompt_order`),
-nor while somebody waits who was retracted; so each waiting request becomes the next one, and is
-admitted at the latest when everyone before it has ended.
+overtakes the oldest waiting request when it was refused, when it was passed over so many times
+(`engine.prompt_order`), or while somebody waits who was retracted; so each waiting request becomes
+the next one, and is admitted at the latest when everyone before it has ended.
 
 **Who gives way.** KV that goes back to where its prompt was computed (`engine.holding`) is held by
 requests that compute nothing and are in F: inbound at one worker, held at the other. They come in

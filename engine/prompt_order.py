@@ -6,8 +6,8 @@ not for that of a long prompt.
 
 **Nobody starves.** A step *passes over* a prompt that gets nothing of it while a later one, which
 went first, does. Who was passed over `PASSED_OVER_MAX` times goes first as well, and is older than
-all that might still come before it. Where somebody who was retracted waits, the oldest is admitted
-next whoever goes first: what `engine.admission` proves of retractions needs that.
+all that might still come before it. Where somebody who was retracted waits, or the oldest was
+refused for lack of room, nobody overtakes: what `engine.admission` proves needs that.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def turn(request: Ordered) -> tuple[bool, int]:
     return not goes_first, request.arrival
 
 
-def next_to_admit(waiting: Sequence[Request]) -> Request | None:
-    """Who is next of those that hold nothing; `waiting` is in order of arrival."""
-    if not waiting or any(request.retractions for request in waiting):
-        return waiting[0] if waiting else None
+def next_to_admit(waiting: Sequence[Request]) -> Request:
+    """Who is next of those that hold nothing: one at least, in order of arrival."""
+    if any(request.retractions for request in waiting):
+        return waiting[0]
     return min(waiting, key=turn)
 
 

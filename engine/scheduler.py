@@ -254,13 +254,21 @@ class Scheduler:
     def _admit(self) -> list[Request]:
         """Admit waiting requests while the step has tokens left for them."""
         admitted: list[Request] = []
-        while (request := next_to_admit(self._waiting)) is not None:
-            budget = self._prefill_budget - before(request, self._prefilling.values())
-            if budget <= 0 or not self._try_admit(request):
-                break
+        while (request := self._admit_next()) is not None:
             if request.stage is Stage.PREFILLING:
                 admitted.append(request)
         return admitted
+
+    def _admit_next(self) -> Request | None:
+        """Admit who goes first, or the oldest if that one cannot be. Who has been refused for
+        lack of room is not overtaken until he is let in."""
+        if not self._waiting or self._is_still_refused(self._waiting[0], self._admitted()):
+            return None
+        for request in dict.fromkeys((next_to_admit(self._waiting), self._waiting[0])):
+            budget = self._prefill_budget - before(request, self._prefilling.values())
+            if budget > 0 and self._try_admit(request):
+                return request
+        return None
 
     def _wanted(self) -> list[StepItem]:
         """The step as it is if there are slots."""
@@ -381,8 +389,8 @@ class Scheduler:
         if oldest is not None and is_older and not self._has_places(inbound, [oldest]):
             return True
         refusal = self._refusal
-        if refusal is not None and refusal.request in (oldest, next_to_admit(self._waiting)):
-            return refusal.request.arrival < inbound.arrival or self._has_retracted()
+        if refusal is not None and refusal.request is oldest:
+            return is_older or self._has_retracted()
         return self._has_retracted()
 
     def _comes_after_deferred(self, request: Request) -> bool:
@@ -395,7 +403,7 @@ class Scheduler:
         return any(request.retractions for request in self._waiting)
 
     def _try_admit(self, request: Request) -> bool:
-        """Admit the next one of those that wait. False: not now."""
+        """Admit one of those that wait. False: not now."""
         if not self._has_places(request) or self._comes_after_deferred(request):
             return False
         if self._is_still_refused(request, self._admitted()):

@@ -28,8 +28,8 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from kvferry.errors import Overloaded
 from kvferry.limits import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _KEPT_SHARE = 8
 """One of so many places is kept for tenants that have few."""
+_TOLD_SHARE = 0.5
+"""Of what workers can do is given out in hints; the rest is for those who did not ask yet."""
 _DEAD_LIMITS_MAX = 64
 """Limits of requests that no longer wait are swept when there are more than this."""
 
@@ -138,14 +140,14 @@ class Admission:
         here = self._queue.count(service_class) + counts.arrived
         free = max(0, self._places(capacity) - self._sequences)
         is_full = here >= self._settings.of(service_class).queue_max + free
+        ticket = Ticket(service_class, self._tenants.find(tenant_name, now), arrived_at=now)
         if is_full and self._longer_queue(service_class, tenant_name) is None:
-            self._refuse(service_class, self._queue_full(service_class, capacity))
-        tenant = self._tenants.find(tenant_name, now)
-        refusal = self._tenants.enter(tenant, now, self._ttft.hold_s)
+            raise self._no_room(ticket, ticket.work, self._queue_full(service_class), now, capacity)
+        refusal = self._tenants.enter(ticket.tenant, now, self._ttft.hold_s)
         if refusal is not None:
-            self._refuse(service_class, refusal)
+            raise self._overloaded(service_class, refusal)
         counts.arrived += 1
-        return Ticket(service_class, tenant, arrived_at=now)
+        return ticket
 
     def would_wait(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> bool:
         """Whether `work` could not begin at once."""
@@ -166,13 +168,13 @@ class Admission:
         needs_room = is_full and self.would_wait(ticket, work, capacity)
         longer = self._longer_queue(service_class, ticket.tenant.name)
         if needs_room and longer is None:
-            self._refuse(service_class, self._queue_full(service_class, capacity))
+            raise self._no_room(ticket, work, self._queue_full(service_class), now, capacity)
         ticket.goes_first = self._goes_first(ticket)
         found = capacity.for_first if ticket.goes_first else capacity
         self._check_prediction(ticket, work, now, found)
         refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
         if refusal is not None:
-            self._refuse(service_class, refusal)
+            raise self._overloaded(service_class, refusal)
         if needs_room and longer is not None:
             self._displace(longer, service_class, now, capacity)
         ticket.tokens_taken = work.longest
@@ -277,6 +279,7 @@ class Admission:
         assert self._undispatched_tokens == sum(t.work.prompt_tokens for t in undispatched)
         first = (t.work.prompt_tokens for t in undispatched if t.goes_first)
         assert self._undispatched_first == sum(first)
+        assert self._tenants.active == len({ticket.tenant.name for ticket in tickets})
         for tenant in self._tenants:
             own = [ticket for ticket in tickets if ticket.tenant is tenant]
             assert tenant.requests == len(own)
@@ -333,7 +336,7 @@ class Admission:
         self._queue.serve(ticket, ticket.service_class, ticket.tenant.name)
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
-        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
+        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
         found = capacity.for_first if ticket.goes_first else capacity
         ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, found)
         work = ticket.work
@@ -382,7 +385,8 @@ class Admission:
         return ahead, on_the_way, self._free_places(ticket.tenant, self._places(capacity))
 
     def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
-        return self._ttft.wait_s(*self._before(ticket, capacity), capacity)
+        before = self._before(ticket, capacity)
+        return self._ttft.wait_s(*before, capacity, ticket.goes_first)
 
     def _service_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
         return self._ttft.service_s(work.prompt_tokens, capacity, ticket.goes_first)
@@ -397,7 +401,7 @@ class Admission:
         service_s = self._service_s(ticket, work, capacity)
         predicted_s = now - ticket.arrived_at + wait_s + service_s
         if predicted_s > limit_s:
-            self._refuse(ticket.service_class, _beyond_limit(limit_s, predicted_s))
+            raise self._no_room(ticket, work, _beyond_limit(limit_s, predicted_s), now, capacity)
 
     def _is_too_late(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> bool:
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
@@ -410,12 +414,12 @@ class Admission:
     def _give_up(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Overloaded:
         """End one that waits: its limit is out of reach."""
         self.end(ticket, now)
-        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at)
+        self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         wait_s = self._wait_s(ticket, capacity)
         service_s = self._service_s(ticket, ticket.work, capacity)
         refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
-        return self._overloaded(ticket.service_class, refusal)
+        return self._no_room(ticket, ticket.work, refusal, now, capacity)
 
     def _longer_queue(self, service_class: ServiceClass, tenant: str) -> str | None:
         """Who has to make room in a full queue for another request of `tenant`: the one that has
@@ -431,17 +435,27 @@ class Admission:
     ) -> None:
         ticket = self._queue.newest(service_class, tenant)
         self.end(ticket, now)
-        error = self._overloaded(service_class, self._queue_full(service_class, capacity))
+        full = self._queue_full(service_class)
+        error = self._no_room(ticket, ticket.work, full, now, capacity)
         self._displaced.append((ticket, error))
 
-    def _queue_full(self, service_class: ServiceClass, capacity: FleetCapacity) -> Refusal:
+    def _queue_full(self, service_class: ServiceClass) -> Refusal:
         most = self._settings.of(service_class).queue_max
-        hold_s = 0.0 if self._ttft.hold_s is None else self._ttft.hold_s
         what = f"{most} requests of class {service_class.value} wait already"
-        return Refusal(RefusalReason.QUEUE_FULL, what, hold_s / self._places(capacity))
+        return Refusal(RefusalReason.QUEUE_FULL, what, 0.0)
 
-    def _refuse(self, service_class: ServiceClass, refusal: Refusal) -> NoReturn:
-        raise self._overloaded(service_class, refusal)
+    def _no_room(
+        self, ticket: Ticket, work: Work, refusal: Refusal, now: float, capacity: FleetCapacity
+    ) -> Overloaded:
+        """Refused for what others do. Those of a tenant are to ask again one after the other, as
+        fast as a part of its share can take them: all at once, most would be refused again."""
+        tenant = ticket.tenant
+        whole_s = self._ttft.turn_s(work, self._places(capacity), capacity)
+        turn_s = max(1, self._tenants.active) * whole_s / _TOLD_SHARE
+        at = max(now + refusal.retry_after_s, tenant.told_until) + turn_s
+        tenant.told_until = min(at, now + RETRY_AFTER_MAX_S)
+        told = replace(refusal, retry_after_s=tenant.told_until - now)
+        return self._overloaded(ticket.service_class, told)
 
     def _overloaded(self, service_class: ServiceClass, refusal: Refusal) -> Overloaded:
         self._counts[service_class].refused[refusal.reason] += 1

@@ -90,6 +90,8 @@ class Tenant:
     """Accepted and not ended, waiting ones among them."""
     sequences: int = 0
     """Places that its running requests hold."""
+    told_until: float = 0.0
+    """When the last one of those is to ask again that were refused for lack of room."""
 
 
 class TenantBook:
@@ -101,6 +103,8 @@ class TenantBook:
         slowest = min(config.requests_per_minute or 1.0, config.tokens_per_minute or 1.0, 1.0)
         self._forget_after_s = _MINUTE_S / slowest
         """In which every bucket fills."""
+        self.active = 0
+        """Tenants that have requests here."""
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         """The one that was active last comes last."""
 
@@ -148,6 +152,7 @@ class TenantBook:
             return Refusal(RefusalReason.TENANT_REQUESTS, what, wait_s)
         if bucket is not None:
             bucket.take(1.0, now)
+        self.active += tenant.requests == 0
         tenant.requests += 1
         self._touch(tenant, now)
         return None
@@ -175,6 +180,7 @@ class TenantBook:
         """A request that was counted has ended."""
         assert tenant.requests > 0, "a request ends once"
         tenant.requests -= 1
+        self.active -= tenant.requests == 0
         if tenant.tokens_bucket is not None:
             tenant.tokens_bucket.give_back(unused_tokens, now)
         self._touch(tenant, now)

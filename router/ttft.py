@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from router.fair_queue import Ahead
     from router.fleet_capacity import FleetCapacity
+    from router.work import Work
 
 _MEMORY = 0.9
 """Share of the old mean that is kept at a new value: it is of about the last ten."""
 _DEVIATIONS = 2.0
 _WAIT_LEARNED_S = 0.05
 """Of shorter waits the factor says nothing."""
+_UNKNOWN_HOLD_S = 1.0
+"""Until the first request has ended."""
 _STRETCH_MAX = 6.0
 _STRETCH_STEP = 0.2
 _SHORT_SHARE = 0.02
@@ -60,15 +63,15 @@ class TtftModel:
         self.hold_s: float | None = None
         """How long a sequence holds its place; None before the first has ended."""
         self._short = {goes_first: _Shortfall() for goes_first in (False, True)}
-        self._stretch = 1.0
+        self._stretch = dict.fromkeys((False, True), 1.0)
 
-    def waited(self, predicted_s: float, actual_s: float) -> None:
+    def waited(self, predicted_s: float, actual_s: float, goes_first: bool = False) -> None:
         """A request got its places, or was given up, after so long a wait."""
         if predicted_s < _WAIT_LEARNED_S:
             return
-        is_short = actual_s > self._stretch * predicted_s
-        factor = 1 + _STRETCH_STEP * (is_short - _SHORT_SHARE)
-        self._stretch = min(max(self._stretch * factor, 1.0), _STRETCH_MAX)
+        stretch = self._stretch[goes_first]
+        factor = 1 + _STRETCH_STEP * ((actual_s > stretch * predicted_s) - _SHORT_SHARE)
+        self._stretch[goes_first] = min(max(stretch * factor, 1.0), _STRETCH_MAX)
 
     def held(self, seconds: float) -> None:
         """A request gave its places back after so long."""
@@ -92,10 +95,17 @@ class TtftModel:
             return 0.0
         return (capacity.least_backlog_tokens + prompt_tokens) / rate
 
-    def wait_s(self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity) -> float:
+    def wait_s(
+        self,
+        ahead: Ahead,
+        undispatched: int,
+        free: int,
+        capacity: FleetCapacity,
+        goes_first: bool = False,
+    ) -> float:
         """Until the one behind `ahead` gets a place, mostly no longer. `free` places are left now,
         `undispatched` prompt tokens are on their way to a worker."""
-        return self._stretch * self.plain_wait_s(ahead, undispatched, free, capacity)
+        return self._stretch[goes_first] * self.plain_wait_s(ahead, undispatched, free, capacity)
 
     def plain_wait_s(
         self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity
@@ -109,6 +119,13 @@ class TtftModel:
             others = capacity.backlog_tokens - lanes * capacity.least_backlog_tokens
             prompts_s = (others + undispatched + ahead.prompt_tokens) / (lanes * rate)
         return max(prompts_s, self._places_s(ahead, free, capacity.places))
+
+    def turn_s(self, work: Work, places: int, capacity: FleetCapacity) -> float:
+        """For how long a request takes all that the workers can do."""
+        rate, lanes = capacity.lane_tokens_per_s, len(capacity.lanes)
+        prompt_s = work.prompt_tokens / (lanes * rate) if rate is not None else 0.0
+        hold_s = _UNKNOWN_HOLD_S if self.hold_s is None else self.hold_s
+        return max(prompt_s, work.sequences * hold_s / places)
 
     def _places_s(self, ahead: Ahead, free: int, places: int) -> float:
         if self.hold_s is None or not places:

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from engine.prompt_order import PASSED_OVER_MAX
 from engine.request import Request, Stage
 from kvferry.config import HostTierConfig, SchedulerConfig, WritePolicy
 from kvferry.generation import OutputToken
@@ -229,6 +230,7 @@ class RetractionMachine(RuleBasedStateMachine):
         loading = self._at(Stage.LOADING)
         fixed = [r for r in others if not r.is_retractable]
         oldest = min(running, key=lambda r: r.arrival, default=None)
+        passed_over = 0 if oldest is None else oldest.passed_over
         computed = self.engine.step()
         self.seen["forked"] += counters["samples_forked"] > 0
         self.seen["sample queued"] += counters["samples_queued"] > 0
@@ -253,8 +255,10 @@ class RetractionMachine(RuleBasedStateMachine):
             assert computed
             was = before[oldest]
             got_on = oldest.num_tokens > was.num_tokens or oldest.uncomputed < was.uncomputed
-            # An older one that was admitted now computes its prompt first.
-            assert got_on or any(r.arrival < oldest.arrival for r in waiting), "it did not get on"
+            # An older one that was admitted now computes its prompt first, or one that goes first.
+            waits = any(r.arrival < oldest.arrival for r in waiting)
+            waits |= passed_over < oldest.passed_over <= PASSED_OVER_MAX
+            assert got_on or waits, "it did not get on"
         return computed
 
     # --- after every rule -----------------------------------------------------------------------

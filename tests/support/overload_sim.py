@@ -11,7 +11,7 @@ import functools
 import heapq
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.prompt_order import count_passed_over, turn
@@ -47,6 +47,9 @@ class Asked:
     retry_after_s: float | None = None
     ended_at: float | None = None
     ticket: Ticket | None = None
+    tries_left: int = 0
+    """A client that is refused asks again when it was told to."""
+    again: Asked | None = None
 
 
 @dataclass(eq=False)
@@ -146,6 +149,16 @@ class OverloadSim:
     def _refused(self, asked: Asked, error: Overloaded) -> None:
         asked.refused_after_s = self.now - asked.at
         asked.retry_after_s = error.retry_after_s
+        if asked.tries_left:
+            asked.again = replace(
+                asked,
+                at=self.now + error.retry_after_s,
+                tries_left=asked.tries_left - 1,
+                refused_after_s=None,
+                retry_after_s=None,
+                ticket=None,
+            )
+            self._at(asked.again.at, functools.partial(self._arrive, asked.again))
 
     def _dispatch(self, asked: Asked) -> None:
         ticket = asked.ticket
