@@ -1,8 +1,8 @@
 """Overload and fairness at the router: what clients see when they ask for more than there is.
 
-    python -m benchmarks.overload --json [--seconds 20] [--times 3] [--limit 1.0] [--prompt 200]
+    python -m benchmarks.overload --json [--seconds 20] [--times 3] [--limit 2.0] [--prompt 400]
                                          [--answer 20] [--prefill 2] [--decode 2]
-                                         [--modest 0.15] [--others 3]
+                                         [--modest 0.1] [--others 3] [--rounds 3]
 
 A whole cluster in this process: real router, gRPC, handoffs and schedulers. The model is the digest
 model of the tests, exact and almost free, which is made to take `--token-ms` per prompt token and
@@ -14,10 +14,14 @@ computes, as long as it has some time left for the rest.
 * overload: requests come at random at `--times` that rate. Those answered within `--limit` (the
   class's `ttft_limit_s`) are the goodput.
 * modest, flooded: `--others` + 1 tenants ask for `--modest` of the capacity each; then another one
-  asks for `--times` the capacity beside them. TTFT is that of the first tenant.
+  asks for `--times` the capacity beside them. TTFT is that of all of them.
+
+`--rounds` of all phases, in turn, so that what is compared has met the same machine; `--seconds` is
+how long each kind of phase lasts in all rounds together, and the four kinds are a run.
 
 One JSON object a phase, and in the end {"goodput_over_capacity", "accepted_ttft_p95_s",
-"refused_p95_ms", "modest_p95_ratio"}.
+"late_refusals", "modest_p95_ratio"} of all rounds together, and "refused_p95_ms". Late is who was
+refused more than `--late-ms` after it came, of all that were refused.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -159,35 +163,65 @@ class Load:
         return outcome
 
 
+@dataclass(slots=True, eq=False)
+class Rounds:
+    """What was seen in all rounds."""
+
+    capacity_per_s: list[float] = field(default_factory=list)
+    overload: list[Outcome] = field(default_factory=list)
+    modest: list[Outcome] = field(default_factory=list)
+    flooded: list[Outcome] = field(default_factory=list)
+
+
 async def _run(address: str, arguments: argparse.Namespace) -> None:
+    rounds, seconds = Rounds(), arguments.seconds / arguments.rounds
     async with grpc.aio.insecure_channel(address) as channel:
-        load, seconds = Load(channel, arguments), arguments.seconds
-        places = _RUNNING_MAX * arguments.decode
-        await load.closed(places, seconds / 4)
-        capacity = len(await load.closed(places, seconds)) / seconds
-        _report(arguments, {"phase": "capacity", "answers_per_s": round(capacity, 2)})
-        outcomes = await load.open({"all": arguments.times * capacity}, seconds)
-        row = _phase("overload", outcomes, arguments)
-        good = sum(o.ttft_s <= arguments.limit for o in outcomes if o.ttft_s is not None)
-        names = ["first", *(f"other{number}" for number in range(arguments.others))]
-        modest = dict.fromkeys(names, arguments.modest * capacity)
-        alone = _phase("modest", await load.open(modest, seconds), arguments)
-        flood = modest | {"flood": arguments.times * capacity}
-        beside = _phase("flooded", await load.open(flood, seconds), arguments)
-    _report(
-        arguments,
-        {
-            "goodput_over_capacity": round(good / seconds / capacity, 3),
-            "accepted_ttft_p95_s": row["ttft_p95_s"],
-            "refused_p95_ms": row["refused_p95_ms"],
-            "modest_p95_ratio": _ratio(beside["ttft_p95_s"], alone["ttft_p95_s"]),
-        },
+        load = Load(channel, arguments)
+        await load.closed(_RUNNING_MAX * arguments.decode, max(2.0, seconds / 4))
+        for _ in range(arguments.rounds):
+            await _round(load, rounds, seconds, arguments)
+    _report(arguments, _summary(rounds, arguments))
+
+
+async def _round(load: Load, rounds: Rounds, seconds: float, arguments: argparse.Namespace) -> None:
+    capacity = len(await load.closed(_RUNNING_MAX * arguments.decode, seconds)) / seconds
+    rounds.capacity_per_s.append(capacity)
+    _report(arguments, {"phase": "capacity", "answers_per_s": round(capacity, 2)})
+    outcomes = await load.open({"all": arguments.times * capacity}, seconds)
+    rounds.overload += outcomes
+    _phase("overload", outcomes, arguments)
+    names = [f"modest{number}" for number in range(arguments.others + 1)]
+    modest = dict.fromkeys(names, arguments.modest * capacity)
+    alone = await load.open(modest, seconds)
+    rounds.modest += alone
+    _phase("modest", alone, arguments)
+    flood = modest | {"flood": arguments.times * capacity}
+    beside = [each for each in await load.open(flood, seconds) if each.tenant != "flood"]
+    rounds.flooded += beside
+    _phase("flooded", beside, arguments)
+
+
+def _summary(rounds: Rounds, arguments: argparse.Namespace) -> dict[str, Any]:
+    ttfts = [each.ttft_s for each in rounds.overload if each.ttft_s is not None]
+    refused_ms = [1000 * each.refused_s for each in rounds.overload if each.refused_s is not None]
+    capacity = sum(rounds.capacity_per_s) / len(rounds.capacity_per_s)
+    good = sum(ttft <= arguments.limit for ttft in ttfts) / arguments.seconds
+    late = sum(each > arguments.late_ms for each in refused_ms)
+    beside, alone = (
+        _rounded([each.ttft_s for each in outcomes if each.ttft_s is not None], 95)
+        for outcomes in (rounds.flooded, rounds.modest)
     )
+    return {
+        "goodput_over_capacity": round(good / capacity, 3),
+        "accepted_ttft_p95_s": _rounded(ttfts, 95),
+        "late_refusals": round(late / len(refused_ms), 4) if refused_ms else None,
+        "modest_p95_ratio": _ratio(beside, alone),
+        "refused_p95_ms": _rounded(refused_ms, 95),
+    }
 
 
-def _phase(name: str, outcomes: list[Outcome], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Figures of the first tenant, of whom there is but one under plain overload."""
-    own = [outcome for outcome in outcomes if outcome.tenant in ("all", "first")]
+def _phase(name: str, own: list[Outcome], arguments: argparse.Namespace) -> None:
+    """Figures of one phase of one round."""
     ttfts = [outcome.ttft_s for outcome in own if outcome.ttft_s is not None]
     refused = [outcome.refused_s for outcome in own if outcome.refused_s is not None]
     hints = [outcome.retry_after_ms for outcome in own if outcome.retry_after_ms is not None]
@@ -203,7 +237,6 @@ def _phase(name: str, outcomes: list[Outcome], arguments: argparse.Namespace) ->
         "retry_after_p50_ms": _rounded(hints, 50),
     }
     _report(arguments, row)
-    return row
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -221,7 +254,7 @@ def _report(arguments: argparse.Namespace, row: dict[str, Any]) -> None:
 
 
 def _config(arguments: argparse.Namespace) -> ClusterConfig:
-    scheduler = SchedulerConfig(running_max=_RUNNING_MAX)
+    scheduler = SchedulerConfig(chunk_tokens=arguments.chunk, running_max=_RUNNING_MAX)
     config = digest.digest_config(_PAGE, _SLOTS, radix=False, scheduler=scheduler)
     standard = ServiceClassConfig(ttft_limit_s=arguments.limit, weight=2.0)
     router = RouterConfig(classes=ServiceClassesConfig(standard=standard))
@@ -243,16 +276,19 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a phase")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind of phase")
+    parser.add_argument("--rounds", type=int, default=3, help="of all phases, in turn")
     parser.add_argument("--times", type=float, default=3.0, help="overload, of the capacity")
-    parser.add_argument("--limit", type=float, default=1.0, help="ttft_limit_s")
-    parser.add_argument("--prompt", type=int, default=200, help="tokens")
+    parser.add_argument("--limit", type=float, default=2.0, help="ttft_limit_s")
+    parser.add_argument("--late-ms", type=float, default=100.0, help="a refusal after that is late")
+    parser.add_argument("--prompt", type=int, default=400, help="tokens")
+    parser.add_argument("--chunk", type=int, default=32, help="scheduler.chunk_tokens")
     parser.add_argument("--answer", type=int, default=20, help="tokens")
     parser.add_argument("--token-ms", type=float, default=1.0, help="of one prompt token")
     parser.add_argument("--step-ms", type=float, default=10.0, help="of one decode step")
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers")
     parser.add_argument("--decode", type=int, default=2, help="decode workers")
-    parser.add_argument("--modest", type=float, default=0.15, help="of the capacity, per tenant")
+    parser.add_argument("--modest", type=float, default=0.1, help="of the capacity, per tenant")
     parser.add_argument("--others", type=int, default=3, help="tenants beside the first one")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
