@@ -73,8 +73,8 @@ class TokenLogprobs:
 class OutputToken(NamedTuple):
     """One generated token. `logprobs` is None unless asked for.
 
-    A tuple, like `AttemptOutput`: a frozen dataclass takes four times as long to make, and there
-    is one per token.
+    A tuple, like `AttemptOutput`: a frozen dataclass takes longer to make (1.2 times with two
+    fields, 2.5 times with four), and there is one per token.
     """
 
     token_id: int
