@@ -111,7 +111,7 @@ class RetractionMachine(RuleBasedStateMachine):
             prefill_only=prefill_only,
             n=data.draw(st.sampled_from((1, 1, 1, 1, 2, 3, 8)), label="n"),
         )
-        request.goes_first = data.draw(st.booleans(), label="goes first")
+        request.goes_first = number % 3 == 2
         self.submitted.append(request)
         if request.sampling.n == 1 and not prefill_only:
             self._resume(request, data.draw(st.sampled_from((0, 0, 1, most // 2)), label="told"))
