@@ -40,6 +40,12 @@ _PROBLEMS = {
     "503": "No worker can be reached; `Retry-After` says when to come again.",
     "504": "It was not done before its deadline.",
 }
+_EVENT = {
+    "description": "Each event: the JSON of what is new, in the end `[DONE]`.",
+    "type": "object",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
 _HEADERS = (
     (REQUEST_ID_HEADER, "Part of the request's id", {"type": "string", "maxLength": 100}),
     (TENANT_HEADER, "On whose account; without API keys only", {"type": "string"}),
@@ -85,8 +91,7 @@ def _schemas() -> dict[str, Any]:
 def _generation(summary: str, body: str, answer: str) -> dict[str, Any]:
     content = {
         **_json(answer),
-        # Server-sent events, each the JSON of what is new, then `[DONE]`.
-        "text/event-stream": {"schema": {"type": "string"}},
+        "text/event-stream": {"schema": _EVENT},
     }
     return {
         "summary": summary,

@@ -92,6 +92,24 @@ def test_a_sample(bench: RouterBench, label: str) -> None:
         ask(bench.http_url, label, GenerationMode.NEGATIVE, 10)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_a_stream_keeps_to_the_description(
+    bench: RouterBench, path: str, body: dict[str, Any]
+) -> None:
+    operation = OPERATIONS[f"POST {path}"]
+    case = operation.Case(body=body | {"stream": True}, media_type="application/json")
+    with requests.Session() as session:
+        response = case.call(base_url=bench.http_url, session=session, timeout=20)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response, checks=CHECKS)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("label", "mode"), MANY)
 def test_many_leave_workers_as_they_were(
