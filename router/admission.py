@@ -136,6 +136,7 @@ class Admission:
         """
         for name in self._tenants.forget_idle(now):
             self._queue.forget(name)
+        self._tenants.forgive(now)
         counts = self._counts[service_class]
         here = self._queue.count(service_class) + counts.arrived
         free = max(0, self._places(capacity) - self._sequences)
@@ -180,7 +181,9 @@ class Admission:
         ticket.tokens_taken = work.longest
         ticket.work = work
         ticket.submitted_at = now
-        ticket.wait_s = self._ttft.plain_wait_s(*self._before(ticket, capacity), found)
+        ticket.wait_s = self._ttft.rough_wait_s(
+            *self._before(ticket, capacity), found, work.prompt_tokens
+        )
         ticket.move_to(Stage.WAITING)
         self._counts[service_class].arrived -= 1
         self._queue.push(ticket, service_class, ticket.tenant.name, work)
@@ -318,7 +321,8 @@ class Admission:
         return places - kept - self._sequences
 
     def _goes_first(self, ticket: Ticket) -> bool:
-        return self._queue.goes_first(ticket.service_class, ticket.tenant.name)
+        crowding = self._tenants.refused_lately
+        return self._queue.goes_first(ticket.service_class, ticket.tenant.name, crowding)
 
     def _fits(self, work: Work, places: int, capacity: FleetCapacity, goes_first: bool) -> bool:
         if self._running == 0:
@@ -384,9 +388,9 @@ class Admission:
         on_the_way = self._undispatched_first if ticket.goes_first else self._undispatched_tokens
         return ahead, on_the_way, self._free_places(ticket.tenant, self._places(capacity))
 
-    def _wait_s(self, ticket: Ticket, capacity: FleetCapacity) -> float:
+    def _wait_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
         before = self._before(ticket, capacity)
-        return self._ttft.wait_s(*before, capacity, ticket.goes_first)
+        return self._ttft.wait_s(*before, capacity, work.prompt_tokens, ticket.goes_first)
 
     def _service_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
         return self._ttft.service_s(work.prompt_tokens, capacity, ticket.goes_first)
@@ -397,7 +401,7 @@ class Admission:
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         if not limit_s or (self._running == 0 and len(self._queue) == 0):
             return
-        wait_s = self._wait_s(ticket, capacity)
+        wait_s = self._wait_s(ticket, work, capacity)
         service_s = self._service_s(ticket, work, capacity)
         predicted_s = now - ticket.arrived_at + wait_s + service_s
         if predicted_s > limit_s:
@@ -416,7 +420,7 @@ class Admission:
         self.end(ticket, now)
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
-        wait_s = self._wait_s(ticket, capacity)
+        wait_s = self._wait_s(ticket, ticket.work, capacity)
         service_s = self._service_s(ticket, ticket.work, capacity)
         refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
         return self._no_room(ticket, ticket.work, refusal, now, capacity)
@@ -454,6 +458,7 @@ class Admission:
         turn_s = max(1, self._tenants.active) * whole_s / _TOLD_SHARE
         at = max(now + refusal.retry_after_s, tenant.told_until) + turn_s
         tenant.told_until = min(at, now + RETRY_AFTER_MAX_S)
+        self._tenants.refused(tenant, now)
         told = replace(refusal, retry_after_s=tenant.told_until - now)
         return self._overloaded(ticket.service_class, told)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from router.request import ServiceClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from router.work import Work
 
@@ -29,6 +29,8 @@ _CREDIT_REQUESTS = 8
 """Of usual size: what a tenant may catch up on."""
 _AHEAD_REQUESTS = 6
 """Of usual size: who has more than that before it is not only a little busier than another one."""
+_AHEAD_OF_CROWDING = 3
+"""The same where the other one is known to ask for more than there is."""
 _USUAL_WEIGHT = 0.05
 """Of the latest request in the mean of sizes."""
 
@@ -69,6 +71,11 @@ class _Tenant(Generic[ItemT]):
     items: dict[ItemT, Work] = field(default_factory=dict)
     """In order of arrival."""
     waiting: _Sum = field(default_factory=_Sum)
+
+    @property
+    def end(self) -> float:
+        """Where the clock will stand when all that waits has been served."""
+        return self.clock + self.waiting.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +171,8 @@ class FairQueue(Generic[ItemT]):
         # Never back: refunds may have put a clock behind where another one was served.
         entry.served_at = max(entry.served_at, flow.clock)
         self._served_at = max(self._served_at, entry.clock)
-        entry.usual_tokens += _USUAL_WEIGHT * (work.tokens - entry.usual_tokens)
+        usual = entry.usual_tokens or work.tokens
+        entry.usual_tokens = usual + _USUAL_WEIGHT * (work.tokens - usual)
         self.remove(item, service_class, tenant)
         self.settle(service_class, tenant, work.tokens)
 
@@ -176,23 +184,34 @@ class FairQueue(Generic[ItemT]):
         if flow is not None:
             flow.clock += tokens
 
-    def goes_first(self, service_class: ServiceClass, tenant: str) -> bool:
+    def goes_first(
+        self, service_class: ServiceClass, tenant: str, crowding: Collection[str]
+    ) -> bool:
         """Whether somebody else asks for so much more than this tenant that what it waits for is
         the other's excess: the end of what another one of the class has waiting is further ahead
-        than credit alone can put it, or a class of less weight has so much waiting."""
+        than credit alone can put it, or a class of less weight has so much waiting.
+
+        `crowding`: tenants that ask for more than there is room for, although little of it waits.
+        """
         entry = self._classes[service_class]
         own = entry.tenants.get(tenant)
-        margin = _AHEAD_REQUESTS * entry.usual_tokens
-        if own is not None and own.waiting.tokens > margin:
+        if own is not None and own.waiting.tokens > _AHEAD_REQUESTS * entry.usual_tokens:
             return False
-        far = entry.begin_of(tenant) + margin
-        return any(
-            flow is not own and flow.clock + flow.waiting.tokens > far
-            for _, flow in entry.backlogged()
-        ) or any(
-            other.weight < entry.weight
-            and other.waiting.tokens > _AHEAD_REQUESTS * other.usual_tokens
-            for other in self._classes.values()
+        begin = entry.begin_of(tenant)
+        far = begin + _AHEAD_REQUESTS * entry.usual_tokens
+        near = begin + _AHEAD_OF_CROWDING * entry.usual_tokens
+        return (
+            any(flow is not own and flow.end > far for _, flow in entry.backlogged())
+            or any(
+                flow is not own and flow.end > near
+                for flow in map(entry.tenants.get, crowding)
+                if flow is not None
+            )
+            or any(
+                other.weight < entry.weight
+                and other.waiting.tokens > _AHEAD_REQUESTS * other.usual_tokens
+                for other in self._classes.values()
+            )
         )
 
     def forget(self, tenant: str) -> None:

@@ -78,6 +78,12 @@ class Bucket:
         self._as_of = now
 
 
+_REFUSED_LATELY_S = 3.0
+"""Who has not been refused for so long asks for no more than there is."""
+_REFUSED_MAX = 64
+"""So many are enough to know that somebody asks for too much."""
+
+
 @dataclass(slots=True, eq=False)
 class Tenant:
     """One tenant's account."""
@@ -107,6 +113,8 @@ class TenantBook:
         """Tenants that have requests here."""
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         """The one that was active last comes last."""
+        self.refused_lately: OrderedDict[str, float] = OrderedDict()
+        """For lack of room, and when; the last one comes last."""
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -184,6 +192,21 @@ class TenantBook:
         if tenant.tokens_bucket is not None:
             tenant.tokens_bucket.give_back(unused_tokens, now)
         self._touch(tenant, now)
+
+    def refused(self, tenant: Tenant, now: float) -> None:
+        """There was no room for a request of `tenant`; it is remembered for a few seconds."""
+        self.refused_lately[tenant.name] = now
+        self.refused_lately.move_to_end(tenant.name)
+        if len(self.refused_lately) > _REFUSED_MAX:
+            self.refused_lately.popitem(last=False)
+
+    def forgive(self, now: float) -> None:
+        """Forget refusals of long ago."""
+        while self.refused_lately:
+            name, at = next(iter(self.refused_lately.items()))
+            if at + _REFUSED_LATELY_S > now:
+                return
+            del self.refused_lately[name]
 
     def forget_idle(self, now: float) -> list[str]:
         """Forget who can be, and name them."""

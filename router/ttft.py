@@ -2,8 +2,9 @@
 
 wait      until it gets a place: the longer of two queues. Prompts: all tokens before it by the
           rate at which the workers compute them. Places: the sequences before it, each of which
-          holds a place for as long as sequences did lately. Stretched by a factor that such
-          waits exceed in one case of fifty: it rises by a fifth whenever one does, and falls a
+          holds a place for as long as sequences did lately. And the time of one prompt, because
+          workers become free a prompt at a time. Stretched by a factor that such
+          waits exceed in one case of fifty: it rises by a tenth whenever one does, and falls a
           little whenever one does not. Most of what makes a wait longer comes after the
           prediction, from tenants that are served before: no mean of past waits tells of that.
 service   from there to its first token: what the least busy worker has to compute before it,
@@ -28,8 +29,8 @@ _WAIT_LEARNED_S = 0.05
 """Of shorter waits the factor says nothing."""
 _UNKNOWN_HOLD_S = 1.0
 """Until the first request has ended."""
-_STRETCH_MAX = 6.0
-_STRETCH_STEP = 0.2
+_STRETCH_MIN, _STRETCH_MAX = 0.5, 4.0
+_STRETCH_STEP = 0.1
 _SHORT_SHARE = 0.02
 """Of waits may be longer than was predicted."""
 
@@ -71,7 +72,7 @@ class TtftModel:
             return
         stretch = self._stretch[goes_first]
         factor = 1 + _STRETCH_STEP * ((actual_s > stretch * predicted_s) - _SHORT_SHARE)
-        self._stretch[goes_first] = min(max(stretch * factor, 1.0), _STRETCH_MAX)
+        self._stretch[goes_first] = min(max(stretch * factor, _STRETCH_MIN), _STRETCH_MAX)
 
     def held(self, seconds: float) -> None:
         """A request gave its places back after so long."""
@@ -101,16 +102,34 @@ class TtftModel:
         undispatched: int,
         free: int,
         capacity: FleetCapacity,
+        prompt_tokens: int,
         goes_first: bool = False,
     ) -> float:
         """Until the one behind `ahead` gets a place, mostly no longer. `free` places are left now,
         `undispatched` prompt tokens are on their way to a worker."""
-        return self._stretch[goes_first] * self.plain_wait_s(ahead, undispatched, free, capacity)
+        rough_s = self.rough_wait_s(ahead, undispatched, free, capacity, prompt_tokens)
+        return self._stretch[goes_first] * rough_s
+
+    def rough_wait_s(
+        self,
+        ahead: Ahead,
+        undispatched: int,
+        free: int,
+        capacity: FleetCapacity,
+        prompt_tokens: int,
+    ) -> float:
+        """The same by rates alone: what `waited` compares with. Workers become free a prompt at a
+        time, so a wait is known to about the time of one."""
+        plain_s = self.plain_wait_s(ahead, undispatched, free, capacity)
+        rate = capacity.lane_tokens_per_s
+        if rate is None or plain_s == 0.0:
+            return plain_s
+        return plain_s + prompt_tokens / rate
 
     def plain_wait_s(
         self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity
     ) -> float:
-        """The same by rates alone: what `waited` compares with."""
+        """As if all computed evenly."""
         prompts_s = 0.0
         rate = capacity.lane_tokens_per_s
         if rate is not None:

@@ -171,11 +171,20 @@ def test_a_limit_out_of_reach_is_refused_with_the_time_until_it_is_not() -> None
     with pytest.raises(Overloaded) as caught:
         ask(admission, 0.0, busy)
     assert caught.value.retry_after_s == pytest.approx(1.1 + 0.5)
-    with pytest.raises(Overloaded) as caught:
-        ask(admission, 0.0, busy, tenant="another")
-    assert caught.value.retry_after_s == pytest.approx(1.1 + 0.5)
     fits = ask(admission, 0.0, replace(IDLE, lanes=(PrefillLane(180, 100.0),)))
     assert fits.stage is Stage.WAITING
+
+
+def test_who_was_refused_is_passed_by_those_that_ask_for_little() -> None:
+    admission = Admission(settings(ttft_limit_s=2.0))
+    ask(admission, tenant="flood")
+    grant(admission)
+    busy = replace(IDLE, lanes=(PrefillLane(300, 100.0),))
+    with pytest.raises(Overloaded):
+        ask(admission, 0.0, busy, tenant="flood")
+    assert ask(admission, 0.0, busy, tenant="other").goes_first
+    # Some seconds later nobody knows any more that it asked for too much.
+    assert not ask(admission, 9.0, tenant="third").goes_first
 
 
 def test_a_wait_ends_when_the_limit_has_become_impossible() -> None:
