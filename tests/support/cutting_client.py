@@ -6,7 +6,7 @@ All else is real: the worker goes on until it hears of it, as one does that was 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvferry.errors import RequestCancelled, WorkerUnavailable
@@ -58,4 +58,4 @@ class _CutStream:
             self._left -= 0 if output is None else len(output.tokens)
             return output
         kept, self._left = output.tokens[: self._left], 0
-        return replace(output, tokens=kept, finish=None)
+        return output._replace(tokens=kept, finish=None)
