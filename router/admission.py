@@ -16,7 +16,8 @@ A tenant that asks for little beside one that asks for everything *goes first* (
 workers compute its prompt before those that do not, which they interrupt between two steps.
 
 While several tenants are here, the last eighth of the places is kept for those that have less than
-their part: long answers of one tenant do not make another one wait for an end. And a queue that one
+their part: long answers of one tenant do not make another one wait for an end. From a tenant that
+was refused lately, beyond its part, as many are kept as the others mostly use. And a queue that one
 tenant has filled is not full for another: the tenant that has most in it loses its newest.
 
 A request that finds nobody running is always taken. That is how a prediction learns that things
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -35,13 +37,14 @@ from kvferry.errors import Overloaded
 from kvferry.limits import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 from router.admission_snapshot import AdmissionSnapshot, ClassSnapshot
 from router.fair_queue import FairQueue
+from router.recent_mean import RecentMean
 from router.request import ServiceClass
-from router.tenants import Refusal, RefusalReason, TenantBook
+from router.tenants import USUAL_S, Refusal, RefusalReason, TenantBook
 from router.ticket import Stage, Ticket
 from router.ttft import TtftModel
 
 if TYPE_CHECKING:
-    from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
+    from router.admission_settings import AdmissionSettings
     from router.fair_queue import Ahead
     from router.fleet_capacity import FleetCapacity
     from router.tenants import Tenant
@@ -49,31 +52,12 @@ if TYPE_CHECKING:
 
 _KEPT_SHARE = 8
 """One of so many places is kept for tenants that have few."""
+_DEVIATIONS = 3.0
+"""Of a Poisson distribution."""
 _TOLD_SHARE = 0.5
 """Of what workers can do is given out in hints; the rest is for those who did not ask yet."""
 _DEAD_LIMITS_MAX = 64
 """Limits of requests that no longer wait are swept when there are more than this."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    """What admission goes by."""
-
-    classes: ServiceClassesConfig
-    tenants: TenantConfig
-    requests_max: int
-    step_tokens: int
-    """Prompt tokens that a worker computes in one step."""
-
-    def of(self, service_class: ServiceClass) -> ServiceClassConfig:
-        """The settings of one class."""
-        match service_class:
-            case ServiceClass.INTERACTIVE:
-                return self.classes.interactive
-            case ServiceClass.STANDARD:
-                return self.classes.standard
-            case ServiceClass.BATCH:
-                return self.classes.batch
 
 
 @dataclass(slots=True)
@@ -114,6 +98,7 @@ class Admission:
         """Of prompts that have places but that no worker's load counts yet."""
         self._undispatched_first = 0
         """Of these, the tokens of prompts that go first."""
+        self._usual_sequences = RecentMean(USUAL_S)
         self._limits: list[tuple[float, int, Ticket]] = []
         """A heap of (latest grant, order, ticket). Those that no longer wait stay for a while."""
         self._order = itertools.count()
@@ -150,12 +135,12 @@ class Admission:
         counts.arrived += 1
         return ticket
 
-    def would_wait(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> bool:
+    def would_wait(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> bool:
         """Whether `work` could not begin at once."""
         if len(self._queue):
             return True
         places = self._places(capacity)
-        may_take = self._may_take(ticket.tenant, places)
+        may_take = self._may_take(ticket.tenant, places, now)
         return not (may_take and self._fits(work, places, capacity, goes_first=False))
 
     def submit(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> None:
@@ -166,7 +151,7 @@ class Admission:
         service_class = ticket.service_class
         settings = self._settings.of(service_class)
         is_full = self._queue.count(service_class) >= settings.queue_max
-        needs_room = is_full and self.would_wait(ticket, work, capacity)
+        needs_room = is_full and self.would_wait(ticket, work, now, capacity)
         longer = self._longer_queue(service_class, ticket.tenant.name)
         if needs_room and longer is None:
             raise self._no_room(ticket, work, self._queue_full(service_class), now, capacity)
@@ -182,7 +167,7 @@ class Admission:
         ticket.work = work
         ticket.submitted_at = now
         ticket.wait_s = self._ttft.rough_wait_s(
-            *self._before(ticket, capacity), found, work.prompt_tokens
+            *self._before(ticket, now, capacity), found, work.prompt_tokens
         )
         ticket.move_to(Stage.WAITING)
         self._counts[service_class].arrived -= 1
@@ -197,6 +182,7 @@ class Admission:
 
         To be asked after every other call, and now and then because the fleet changes.
         """
+        self._tenants.forgive(now)
         decisions = Decisions(refused=self._displaced)
         self._displaced = []
         while self._running and self._limits and self._limits[0][0] < now:
@@ -205,7 +191,9 @@ class Admission:
                 decisions.refused.append((ticket, self._give_up(ticket, now, capacity)))
         places = self._places(capacity)
         while True:
-            head = self._queue.head(lambda name: self._may_take(self._tenants.known(name), places))
+            head = self._queue.head(
+                lambda name: self._may_take(self._tenants.known(name), places, now)
+            )
             if head is None:
                 return decisions
             head.goes_first = self._goes_first(head)
@@ -306,19 +294,28 @@ class Admission:
         # Where nobody decodes, a request is to hear that at once, and not to wait.
         return min(capacity.places, self._settings.requests_max) or self._settings.requests_max
 
-    def _may_take(self, tenant: Tenant, places: int) -> bool:
+    def _may_take(self, tenant: Tenant, places: int, now: float) -> bool:
         """Whether a tenant may have more places, if there are any."""
-        return tenant.sequences < self._part(places) or self._free_places(tenant, places) > 0
+        return tenant.sequences < self._part(places) or self._free_places(tenant, places, now) > 0
 
     def _part(self, places: int) -> float:
         """How many places are a tenant's before it may have to leave some to others."""
         return max(1.0, places / len(self._tenants))
 
-    def _free_places(self, tenant: Tenant, places: int) -> int:
+    def _free_places(self, tenant: Tenant, places: int, now: float) -> int:
         """For a tenant; below 0 where places have gone, or are kept for others."""
         has_few = tenant.sequences < self._part(places)
         kept = 0 if has_few or len(self._tenants) == 1 else places // _KEPT_SHARE
+        if not has_few and len(self._tenants) > 1 and tenant.name in self._tenants.refused_lately:
+            kept = max(kept, self._wanted_by_others(now))
         return places - kept - self._sequences
+
+    def _wanted_by_others(self, now: float) -> int:
+        """Places that tenants which ask for no more than there is may want beside those they have:
+        as many as they mostly use at a time, if they come independently of one another."""
+        crowding_mean, crowding = self._tenants.crowding_sequences(now)
+        mean = max(0.0, self._usual_sequences.mean(now) - crowding_mean)
+        return math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) - (self._sequences - crowding)
 
     def _goes_first(self, ticket: Ticket) -> bool:
         crowding = self._tenants.refused_lately
@@ -344,9 +341,8 @@ class Admission:
         found = capacity.for_first if ticket.goes_first else capacity
         ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, found)
         work = ticket.work
-        ticket.tenant.sequences += work.sequences
+        self._count_sequences(ticket, work.sequences, now)
         self._running += 1
-        self._sequences += work.sequences
         self._kv_tokens += work.kv_tokens
         self._count_undispatched(ticket, 1)
         counts, wait_s = self._counts[ticket.service_class], now - ticket.submitted_at
@@ -354,6 +350,12 @@ class Admission:
         counts.granted += 1
         counts.wait_s += wait_s
         counts.wait_max_s = max(counts.wait_max_s, wait_s)
+
+    def _count_sequences(self, ticket: Ticket, more: int, now: float) -> None:
+        ticket.tenant.sequences += more
+        ticket.tenant.usual_sequences.now_is(ticket.tenant.sequences, now)
+        self._sequences += more
+        self._usual_sequences.now_is(self._sequences, now)
 
     def _count_undispatched(self, ticket: Ticket, times: int) -> None:
         tokens = times * ticket.work.prompt_tokens
@@ -365,9 +367,8 @@ class Admission:
         work = ticket.work
         if not ticket.is_dispatched:
             self._count_undispatched(ticket, -1)
-        ticket.tenant.sequences -= work.sequences
+        self._count_sequences(ticket, -work.sequences, now)
         self._running -= 1
-        self._sequences -= work.sequences
         self._kv_tokens -= work.kv_tokens
         if not ticket.is_dispatched:
             self._queue.settle(ticket.service_class, ticket.tenant.name, -work.tokens)
@@ -381,15 +382,18 @@ class Admission:
 
     # --- predictions and refusals -----------------------------------------------------------
 
-    def _before(self, ticket: Ticket, capacity: FleetCapacity) -> tuple[Ahead, int, int]:
+    def _before(
+        self, ticket: Ticket, now: float, capacity: FleetCapacity
+    ) -> tuple[Ahead, int, int]:
         """What a request of the same class and tenant finds that comes now: requests before it,
         prompt tokens on their way to a worker, free places."""
         ahead = self._queue.ahead_of_new(ticket.service_class, ticket.tenant.name)
         on_the_way = self._undispatched_first if ticket.goes_first else self._undispatched_tokens
-        return ahead, on_the_way, self._free_places(ticket.tenant, self._places(capacity))
+        free = self._free_places(ticket.tenant, self._places(capacity), now)
+        return ahead, on_the_way, free
 
-    def _wait_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
-        before = self._before(ticket, capacity)
+    def _wait_s(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> float:
+        before = self._before(ticket, now, capacity)
         return self._ttft.wait_s(*before, capacity, work.prompt_tokens, ticket.goes_first)
 
     def _service_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
@@ -401,7 +405,7 @@ class Admission:
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         if not limit_s or (self._running == 0 and len(self._queue) == 0):
             return
-        wait_s = self._wait_s(ticket, work, capacity)
+        wait_s = self._wait_s(ticket, work, now, capacity)
         service_s = self._service_s(ticket, work, capacity)
         predicted_s = now - ticket.arrived_at + wait_s + service_s
         if predicted_s > limit_s:
@@ -420,7 +424,7 @@ class Admission:
         self.end(ticket, now)
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
-        wait_s = self._wait_s(ticket, ticket.work, capacity)
+        wait_s = self._wait_s(ticket, ticket.work, now, capacity)
         service_s = self._service_s(ticket, ticket.work, capacity)
         refusal = _beyond_limit(limit_s, max(limit_s, wait_s + service_s))
         return self._no_room(ticket, ticket.work, refusal, now, capacity)

@@ -17,7 +17,7 @@ from kvferry.ids import RequestId
 from kvferry.kv_events import event_block_tokens
 from kvferry.weights_identity import weights_identity
 from mem_cache.layout import kv_dtype
-from router.admission import AdmissionSettings
+from router.admission_settings import AdmissionSettings
 from router.attempts import AttemptRunner
 from router.constraint_gate import ConstraintGate
 from router.fleet import Fleet

@@ -11,12 +11,13 @@ Who had no request until its buckets are full again, a minute, is forgotten.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from kvferry.errors import InvalidInput
 from kvferry.limits import TENANT_CHARACTERS_MAX, TENANTS_REMEMBERED_MAX
+from router.recent_mean import RecentMean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,6 +79,8 @@ class Bucket:
         self._as_of = now
 
 
+USUAL_S = 10.0
+"""What counts as late in means of places."""
 _REFUSED_LATELY_S = 3.0
 """Who has not been refused for so long asks for no more than there is."""
 _REFUSED_MAX = 64
@@ -96,6 +99,8 @@ class Tenant:
     """Accepted and not ended, waiting ones among them."""
     sequences: int = 0
     """Places that its running requests hold."""
+    usual_sequences: RecentMean = field(default_factory=lambda: RecentMean(USUAL_S))
+    """How many they were of late."""
     told_until: float = 0.0
     """When the last one of those is to ask again that were refused for lack of room."""
 
@@ -199,6 +204,13 @@ class TenantBook:
         self.refused_lately.move_to_end(tenant.name)
         if len(self.refused_lately) > _REFUSED_MAX:
             self.refused_lately.popitem(last=False)
+
+    def crowding_sequences(self, now: float) -> tuple[float, int]:
+        """Places of those that were refused lately: in the mean, and now."""
+        found = [self._tenants.get(name) for name in self.refused_lately]
+        crowding = [tenant for tenant in found if tenant is not None]
+        mean = sum(tenant.usual_sequences.mean(now) for tenant in crowding)
+        return mean, sum(tenant.sequences for tenant in crowding)
 
     def forgive(self, now: float) -> None:
         """Forget refusals of long ago."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kvferry.clock import Clock
     from kvferry.errors import KvferryError
-    from router.admission import AdmissionSettings
+    from router.admission_settings import AdmissionSettings
     from router.admission_snapshot import AdmissionSnapshot
     from router.fleet_capacity import FleetCapacity
     from router.request import ServiceClass
@@ -46,7 +46,7 @@ class Visit:
     def would_wait(self, work: Work) -> bool:
         """Whether it could not begin at once."""
         room = self._room
-        return room.admission.would_wait(self.ticket, work, room.capacity())
+        return room.admission.would_wait(self.ticket, work, room.clock.now(), room.capacity())
 
     async def wait_for_places(self, work: Work, control: RequestControl) -> None:
         """Returns with the places. Raises what the request was refused or ended with."""

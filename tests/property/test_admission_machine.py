@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvferry.clock import ManualClock
 from kvferry.errors import Overloaded
 from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
-from router.admission import Admission, AdmissionSettings
+from router.admission import Admission
+from router.admission_settings import AdmissionSettings
 from router.fleet_capacity import FleetCapacity, PrefillLane
 from router.request import ServiceClass
 from router.ticket import Stage, Ticket

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
 
-    from router.admission import AdmissionSettings
+    from router.admission_settings import AdmissionSettings
     from router.ticket import Ticket
 
 _CHECKED_EVERY = 200

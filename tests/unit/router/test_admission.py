@@ -8,7 +8,8 @@ import pytest
 
 from kvferry.errors import Overloaded
 from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
-from router.admission import Admission, AdmissionSettings
+from router.admission import Admission
+from router.admission_settings import AdmissionSettings
 from router.fleet_capacity import FleetCapacity, PrefillLane
 from router.request import ServiceClass
 from router.tenants import RefusalReason
@@ -173,6 +174,23 @@ def test_a_limit_out_of_reach_is_refused_with_the_time_until_it_is_not() -> None
     assert caught.value.retry_after_s == pytest.approx(1.1 + 0.5)
     fits = ask(admission, 0.0, replace(IDLE, lanes=(PrefillLane(180, 100.0),)))
     assert fits.stage is Stage.WAITING
+
+
+@pytest.mark.parametrize(("is_refused", "granted"), [(False, 7), (True, 4)])
+def test_places_that_others_mostly_use_are_kept_from_who_was_refused(
+    is_refused: bool, granted: int
+) -> None:
+    admission = Admission(settings(ttft_limit_s=2.0))
+    modest = [ask(admission, tenant="modest") for _ in range(2)]
+    assert grant(admission) == modest
+    if is_refused:
+        with pytest.raises(Overloaded):
+            ask(admission, 60.0, replace(IDLE, lanes=(PrefillLane(300, 100.0),)), tenant="flood")
+    for ticket in modest:
+        admission.end(ticket, 60.0)
+    flood = [ask(admission, 60.0, tenant="flood") for _ in range(8)]
+    # Two in the mean, and three deviations of that: seven of eight. But half is everybody's part.
+    assert grant(admission, 60.0) == flood[:granted]
 
 
 def test_who_was_refused_is_passed_by_those_that_ask_for_little() -> None:
