@@ -41,7 +41,7 @@ class Case:
 
 
 SAMPLE = (
-    Case(PD, 16, every=2),
+    Case(PD, 16),
     Case(PD, 1, radix=False, chunk_tokens=200, every=3),
     Case(PD, 64, chunk_tokens=96, every=3),
     Case(AGGREGATED, 16, at_once=4, every=3),
