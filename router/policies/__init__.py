@@ -2,6 +2,7 @@
 
 Each policy is a pure function from a snapshot (`pool.PoolView`) and the prompt to one cost per
 worker; the least is taken, equal ones are drawn at random. What a policy remembers of its own
-decisions is in `history`. Imports numpy, no network, no clock. Reading order: pool, history,
-priced_time (the default), then the others, catalogue.
+decisions is in `history` (`pending_prompts`, `prefix_uses`, `sent_prefixes`). Imports numpy and
+compiled loops (`router.compiled`), no network, no clock. Reading order: pool, history, priced_time
+(the default), then the others, catalogue.
 """
