@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from kvferry.convert import accounts_from_wire
 from kvferry.rpc.v1 import inference_pb2 as inference
 from tests.support.certificates import Authority
 from tests.support.local_cluster import local_cluster
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def gateway(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -
 def running_gateway(engine: str, log: Path) -> Iterator[Gateway]:
     """In front of the engine at this address."""
     subprocess.run(["make", "smg-setup"], cwd=ROOT, check=True, timeout=900)
-    port, metrics_port = _free_port(), _free_port()
+    port, metrics_port = free_port(), free_port()
     command = [
         *(str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-urls", f"grpc://{engine}", "--backend", "vllm"),
@@ -127,13 +127,6 @@ def _answers(gateway: Gateway) -> bool:
         question = {"model": MODEL, "messages": HELLO, "max_tokens": 1}
         return gateway.post("/v1/chat/completions", **question)[0] == 200
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +222,7 @@ def test_a_refusal_is_the_clients_fault(gateway: Gateway) -> None:
 
 def test_a_protected_cluster_behind_a_gateway_that_shows_nothing(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
-    server, keys, port = authority.identity("server"), tmp_path / "keys", _free_port()
+    server, keys, port = authority.identity("server"), tmp_path / "keys", free_port()
     keys.write_text("admin: the-operators-key-01\n")
     with local_cluster(
         router__security__tls_certificate=server.certificate,

@@ -18,7 +18,6 @@ from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import SERVED, RouterBench, router_bench, text_of
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 
 BLUE, OPERATOR = "the-key-of-blue-0001", "the-operators-key-01"
 HELLO = inference_pb2.GenerateRequest(text="hello")
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    return write_model(model)
 
 
 @pytest.fixture

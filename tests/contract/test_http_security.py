@@ -14,7 +14,6 @@ from kvferry.router_config import SecurityConfig
 from tests.support.certificates import Authority
 from tests.support.fake_worker import FakeWorker
 from tests.support.router_bench import SERVED, RouterBench, router_bench
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     from tests.support.certificates import Identity
 
 BLUE = "the-key-of-blue-0001"
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    return write_model(model)
 
 
 @pytest.fixture

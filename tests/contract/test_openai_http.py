@@ -15,15 +15,10 @@ from kvferry.sampling import Constraint, ConstraintKind
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.openai_bench import HI, TOOL_TEMPLATE, TOOLS, ids_of, run, says
 from tests.support.router_bench import SERVED, RouterBench
-from tests.support.router_model import extra_key, write_model
+from tests.support.router_model import extra_key
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def test_chat_whole_and_streamed(directory: Path) -> None:

@@ -20,7 +20,6 @@ from router.api.request_metrics import RequestMetrics
 from tests.support.fake_worker import Script
 from tests.support.openai_bench import HI, TOOLS, ids_of, run, says
 from tests.support.router_bench import SERVED, RouterBench, eventually
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,11 +78,6 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     (TEXT, {"prompt": "a", "temperature": "1"}, 400, "temperature"),
     (TEXT, {"prompt": "a", "model": "gpt"}, 404, "model"),
 ]
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def test_what_is_wrong_is_named_as_the_client_names_it(directory: Path) -> None:

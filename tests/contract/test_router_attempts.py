@@ -24,7 +24,7 @@ from kvferry.rpc.v1 import inference_pb2
 from router.tokenizer import Tokenizer
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import RouterBench, eventually, router_bench, text_of
-from tests.support.router_model import byte_tokenizer, extra_key, write_model
+from tests.support.router_model import byte_tokenizer, extra_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 Request = inference_pb2.GenerateRequest
 FAIL_AT_ONCE = Script(fail_after=0)
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def run(

@@ -30,7 +30,6 @@ from tests.support.router_model import (
     VOCAB_SIZE,
     byte_tokenizer,
     extra_key,
-    write_model,
 )
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Request = inference_pb2.GenerateRequest
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def run(

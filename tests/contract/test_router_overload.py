@@ -16,7 +16,6 @@ from router.request import ServiceClass
 from router.tenants import RefusalReason
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import RouterBench, eventually, router_bench, text_of
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from router.admission_snapshot import ClassSnapshot
 
 Request = inference_pb2.GenerateRequest
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def hanging() -> FakeWorker:

@@ -14,16 +14,11 @@ from kvferry.limits import SAMPLES_MAX
 from kvferry.rpc.v1 import inference_pb2
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import RouterBench, eventually, router_bench, text_of
-from tests.support.router_model import byte_tokenizer, write_model
+from tests.support.router_model import byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def run(

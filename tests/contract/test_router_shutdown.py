@@ -14,7 +14,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvferry.rpc.v1 import inference_pb2
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 LONG_S = 60.0
 QUESTION = {"model": SERVED, "prompt": "ab", "stream": True}
 RETRY_HEADERS = ("Retry-After", "Retry-After-Ms")
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def run(directory: Path, test: Callable[[RouterBench], Awaitable[None]], script: Script) -> None:

@@ -17,26 +17,12 @@ from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
 from router.api.smg_server import serve_smg
 from tests.support.certificates import Authority
 from tests.support.fake_worker import FakeWorker, Script
+from tests.support.ports import free_port
 from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench
-from tests.support.router_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    model = tmp_path / "model"
-    model.mkdir()
-    return write_model(model)
 
 
 @pytest.fixture

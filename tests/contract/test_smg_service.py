@@ -24,7 +24,7 @@ from kvferry.sampling import Constraint, ConstraintKind
 from router.api.smg_messages import request_from_smg
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import SERVED, RouterBench, eventually, router_bench
-from tests.support.router_model import EOS_ID, VOCAB_SIZE, byte_tokenizer, write_model
+from tests.support.router_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 
 Request = vllm_engine_pb2.GenerateRequest
 Params = vllm_engine_pb2.SamplingParams
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_model(tmp_path)
 
 
 def run(
