@@ -237,6 +237,10 @@ class _Exchange:
         await self._write(worker_pb2.AttemptEvents(outputs=[message]))
 
     async def _write(self, events: Any) -> None:
+        # Not cut short by a cancelled attempt: gRPC takes no other write while one is under way.
+        await asyncio.shield(self._write_whole(events))
+
+    async def _write_whole(self, events: Any) -> None:
         async with self._writing:
             await self._context.write(events)
 
