@@ -41,11 +41,10 @@ from router.recent_mean import RecentMean
 from router.request import ServiceClass
 from router.tenants import USUAL_S, Refusal, RefusalReason, TenantBook
 from router.ticket import Stage, Ticket
-from router.ttft import TtftModel
+from router.ttft import Before, TtftModel
 
 if TYPE_CHECKING:
     from router.admission_settings import AdmissionSettings
-    from router.fair_queue import Ahead
     from router.fleet_capacity import FleetCapacity
     from router.tenants import Tenant
     from router.work import Work
@@ -156,8 +155,7 @@ class Admission:
         if needs_room and longer is None:
             raise self._no_room(ticket, work, self._queue_full(service_class), now, capacity)
         ticket.goes_first = self._goes_first(ticket)
-        found = capacity.for_first if ticket.goes_first else capacity
-        self._check_prediction(ticket, work, now, found)
+        self._check_prediction(ticket, work, now, capacity)
         refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
         if refusal is not None:
             raise self._overloaded(service_class, refusal)
@@ -166,9 +164,8 @@ class Admission:
         ticket.tokens_taken = work.longest
         ticket.work = work
         ticket.submitted_at = now
-        ticket.wait_s = self._ttft.rough_wait_s(
-            *self._before(ticket, now, capacity), found, work.prompt_tokens
-        )
+        before, found = self._before(ticket, now, capacity), capacity.found_by(ticket.goes_first)
+        ticket.wait_s = self._ttft.rough_wait_s(before, found, work.prompt_tokens)
         ticket.move_to(Stage.WAITING)
         self._counts[service_class].arrived -= 1
         self._queue.push(ticket, service_class, ticket.tenant.name, work)
@@ -325,7 +322,7 @@ class Admission:
         if self._running == 0:
             return True
         kv_tokens = capacity.kv_tokens
-        found = capacity.for_first if goes_first else capacity
+        found = capacity.found_by(goes_first)
         on_the_way = self._undispatched_first if goes_first else self._undispatched_tokens
         return (
             self._sequences + min(work.sequences, places) <= places
@@ -338,7 +335,7 @@ class Admission:
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
-        found = capacity.for_first if ticket.goes_first else capacity
+        found = capacity.found_by(ticket.goes_first)
         ticket.service_s = self._ttft.plain_service_s(ticket.work.prompt_tokens, found)
         work = ticket.work
         self._count_sequences(ticket, work.sequences, now)
@@ -382,22 +379,20 @@ class Admission:
 
     # --- predictions and refusals -----------------------------------------------------------
 
-    def _before(
-        self, ticket: Ticket, now: float, capacity: FleetCapacity
-    ) -> tuple[Ahead, int, int]:
-        """What a request of the same class and tenant finds that comes now: requests before it,
-        prompt tokens on their way to a worker, free places."""
+    def _before(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Before:
+        """What a request of the same class and tenant finds that comes now."""
         ahead = self._queue.ahead_of_new(ticket.service_class, ticket.tenant.name)
         on_the_way = self._undispatched_first if ticket.goes_first else self._undispatched_tokens
         free = self._free_places(ticket.tenant, self._places(capacity), now)
-        return ahead, on_the_way, free
+        return Before(ahead, on_the_way, free)
 
     def _wait_s(self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity) -> float:
-        before = self._before(ticket, now, capacity)
-        return self._ttft.wait_s(*before, capacity, work.prompt_tokens, ticket.goes_first)
+        before, found = self._before(ticket, now, capacity), capacity.found_by(ticket.goes_first)
+        return self._ttft.wait_s(before, found, work.prompt_tokens, ticket.goes_first)
 
     def _service_s(self, ticket: Ticket, work: Work, capacity: FleetCapacity) -> float:
-        return self._ttft.service_s(work.prompt_tokens, capacity, ticket.goes_first)
+        found = capacity.found_by(ticket.goes_first)
+        return self._ttft.service_s(work.prompt_tokens, found, ticket.goes_first)
 
     def _check_prediction(
         self, ticket: Ticket, work: Work, now: float, capacity: FleetCapacity
@@ -415,8 +410,7 @@ class Admission:
         limit_s = self._settings.of(ticket.service_class).ttft_limit_s
         if not limit_s or self._running == 0:
             return False
-        found = capacity.for_first if ticket.goes_first else capacity
-        service_s = self._service_s(ticket, ticket.work, found)
+        service_s = self._service_s(ticket, ticket.work, capacity)
         return now - ticket.arrived_at + service_s > limit_s
 
     def _give_up(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> Overloaded:

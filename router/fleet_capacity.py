@@ -49,6 +49,10 @@ class FleetCapacity:
         lanes = tuple(lane._replace(backlog_tokens=lane.first_tokens) for lane in self.lanes)
         return FleetCapacity(self.places, self.kv_tokens, lanes)
 
+    def found_by(self, goes_first: bool) -> FleetCapacity:
+        """As a prompt finds it."""
+        return self.for_first if goes_first else self
+
     @cached_property
     def lane_tokens_per_s(self) -> float | None:
         """Mean of the lanes that were measured; None if none was."""

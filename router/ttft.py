@@ -15,7 +15,7 @@ service   from there to its first token: what the least busy worker has to compu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from router.fair_queue import Ahead
@@ -33,6 +33,17 @@ _STRETCH_MIN, _STRETCH_MAX = 0.5, 4.0
 _STRETCH_STEP = 0.1
 _SHORT_SHARE = 0.02
 """Of waits may be longer than was predicted."""
+
+
+class Before(NamedTuple):
+    """What a request finds that comes now."""
+
+    ahead: Ahead
+    """Requests that are served before it."""
+    undispatched: int
+    """Prompt tokens on their way to a worker."""
+    free: int
+    """Places for it; below 0 where places have gone."""
 
 
 class _Shortfall:
@@ -97,38 +108,21 @@ class TtftModel:
         return (capacity.least_backlog_tokens + prompt_tokens) / rate
 
     def wait_s(
-        self,
-        ahead: Ahead,
-        undispatched: int,
-        free: int,
-        capacity: FleetCapacity,
-        prompt_tokens: int,
-        goes_first: bool = False,
+        self, before: Before, capacity: FleetCapacity, prompt_tokens: int, goes_first: bool = False
     ) -> float:
-        """Until the one behind `ahead` gets a place, mostly no longer. `free` places are left now,
-        `undispatched` prompt tokens are on their way to a worker."""
-        rough_s = self.rough_wait_s(ahead, undispatched, free, capacity, prompt_tokens)
-        return self._stretch[goes_first] * rough_s
+        """Until a request that finds `before` gets a place, mostly no longer."""
+        return self._stretch[goes_first] * self.rough_wait_s(before, capacity, prompt_tokens)
 
-    def rough_wait_s(
-        self,
-        ahead: Ahead,
-        undispatched: int,
-        free: int,
-        capacity: FleetCapacity,
-        prompt_tokens: int,
-    ) -> float:
+    def rough_wait_s(self, before: Before, capacity: FleetCapacity, prompt_tokens: int) -> float:
         """The same by rates alone: what `waited` compares with. Workers become free a prompt at a
         time, so a wait is known to about the time of one."""
-        plain_s = self.plain_wait_s(ahead, undispatched, free, capacity)
+        plain_s = self.plain_wait_s(before, capacity)
         rate = capacity.lane_tokens_per_s
         if rate is None or plain_s == 0.0:
             return plain_s
         return plain_s + prompt_tokens / rate
 
-    def plain_wait_s(
-        self, ahead: Ahead, undispatched: int, free: int, capacity: FleetCapacity
-    ) -> float:
+    def plain_wait_s(self, before: Before, capacity: FleetCapacity) -> float:
         """As if all computed evenly."""
         prompts_s = 0.0
         rate = capacity.lane_tokens_per_s
@@ -136,8 +130,9 @@ class TtftModel:
             # What the least busy worker has left is part of the service.
             lanes = len(capacity.lanes)
             others = capacity.backlog_tokens - lanes * capacity.least_backlog_tokens
-            prompts_s = (others + undispatched + ahead.prompt_tokens) / (lanes * rate)
-        return max(prompts_s, self._places_s(ahead, free, capacity.places))
+            prompts_tokens = others + before.undispatched + before.ahead.prompt_tokens
+            prompts_s = prompts_tokens / (lanes * rate)
+        return max(prompts_s, self._places_s(before, capacity.places))
 
     def turn_s(self, work: Work, places: int, capacity: FleetCapacity) -> float:
         """For how long a request takes all that the workers can do."""
@@ -146,10 +141,10 @@ class TtftModel:
         hold_s = _UNKNOWN_HOLD_S if self.hold_s is None else self.hold_s
         return max(prompt_s, work.sequences * hold_s / places)
 
-    def _places_s(self, ahead: Ahead, free: int, places: int) -> float:
+    def _places_s(self, before: Before, places: int) -> float:
         if self.hold_s is None or not places:
             return 0.0
-        return max(0.0, ahead.sequences + 1 - free) * self.hold_s / places
+        return max(0.0, before.ahead.sequences + 1 - before.free) * self.hold_s / places
 
 
 def _mean(old: float | None, new: float) -> float:
