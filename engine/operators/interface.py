@@ -14,8 +14,10 @@ class Operators(Protocol):
     Results are new tensors unless a method says that it changes one in place.
     """
 
-    def linear(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[T, in] times weight [out, in] -> [T, out]."""
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, in] times weight [out, in], plus bias [out] -> [T, out]."""
         ...
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,6 +32,24 @@ class Operators(Protocol):
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu of the first half of each row times the second: [T, 2 m] -> [T, m]."""
+        ...
+
+    def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As `silu_and_mul` with GELU, in its approximation by tanh."""
+        ...
+
+    def norm_heads(
+        self,
+        qkv: torch.Tensor,
+        query_weight: torch.Tensor,
+        key_weight: torch.Tensor,
+        kv_heads: int,
+        eps: float,
+    ) -> None:
+        """`rms_norm` of each head of q and of k by itself, in place.
+
+        qkv [T, (H + 2 H_kv) D] as `rope_and_write` takes it; weights [D].
+        """
         ...
 
     def rope_and_write(

@@ -77,6 +77,25 @@ def add_rms_norm(residual: F32, update: F32, weight: F32, eps: float, out: F32) 
 
 
 @kernel
+def norm_heads(qkv: F32, query_weight: F32, key_weight: F32, kv_heads: int, eps: float) -> None:
+    """qkv [T, H + 2 H_kv, D]: each head of q and k over its rms, times the weight [D] of its kind.
+
+    In place.
+    """
+    tokens, heads, width = qkv.shape
+    for t in range(tokens):
+        for h in range(heads - kv_heads):
+            weight = query_weight if h < heads - 2 * kv_heads else key_weight
+            head = qkv[t, h]
+            squares = np.float32(0)
+            for d in range(width):
+                squares += head[d] * head[d]
+            scale = np.float32(1.0 / np.sqrt(squares / np.float32(width) + np.float32(eps)))
+            for d in range(width):
+                head[d] = head[d] * scale * weight[d]
+
+
+@kernel
 def silu_and_mul(gate_up: F32, out: F32) -> None:
     """out = silu(gate) * up, where gate_up [T, 2 m] holds gate, then up."""
     tokens, width = out.shape

@@ -24,11 +24,13 @@ class NativeOperators:
     def __init__(self, threads: int) -> None:
         self._threads = threads
 
-    def linear(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Operators.linear`."""
         tokens = inputs.shape[0]
         if tokens > _LINEAR_TOKENS_MAX:
-            return functional.linear(inputs, weight)
+            return functional.linear(inputs, weight, bias)
         rows = weight.shape[0]
         out = torch.empty(tokens, rows)
         arrays = inputs.numpy(), weight.numpy(), out.numpy()
@@ -36,7 +38,7 @@ class NativeOperators:
             native_kernels.linear_parallel(*arrays, self._threads)
         else:
             native_kernels.linear_part(*arrays, 0, rows)
-        return out
+        return out if bias is None else out.add_(bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Operators.rms_norm`."""
@@ -60,6 +62,23 @@ class NativeOperators:
         out = torch.empty(tokens, width // 2)
         native_kernels.silu_and_mul(gate_up.numpy(), out.numpy())
         return out
+
+    def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Operators.gelu_tanh_and_mul`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+
+    def norm_heads(
+        self,
+        qkv: torch.Tensor,
+        query_weight: torch.Tensor,
+        key_weight: torch.Tensor,
+        kv_heads: int,
+        eps: float,
+    ) -> None:
+        """See `Operators.norm_heads`."""
+        heads = qkv.view(len(qkv), -1, len(key_weight)).numpy()
+        native_kernels.norm_heads(heads, query_weight.numpy(), key_weight.numpy(), kv_heads, eps)
 
     def rope_and_write(
         self,

@@ -9,9 +9,11 @@ from torch.nn import functional
 class TorchOperators:
     """Implements `Operators`. Norms and rotation are computed in float32."""
 
-    def linear(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(
+        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Operators.linear`."""
-        return functional.linear(inputs, weight)
+        return functional.linear(inputs, weight, bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Operators.rms_norm`."""
@@ -30,6 +32,26 @@ class TorchOperators:
         """See `Operators.silu_and_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Operators.gelu_tanh_and_mul`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * up
+
+    def norm_heads(
+        self,
+        qkv: torch.Tensor,
+        query_weight: torch.Tensor,
+        key_weight: torch.Tensor,
+        kv_heads: int,
+        eps: float,
+    ) -> None:
+        """See `Operators.norm_heads`."""
+        heads = qkv.view(len(qkv), -1, len(key_weight))
+        query_heads = heads.shape[1] - 2 * kv_heads
+        queries, keys = heads[:, :query_heads], heads[:, query_heads:-kv_heads]
+        queries.copy_(self.rms_norm(queries, query_weight, eps))
+        keys.copy_(self.rms_norm(keys, key_weight, eps))
 
     def rope_and_write(
         self,

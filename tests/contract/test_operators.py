@@ -43,6 +43,16 @@ def test_linear(operators: Operators, tokens: int, rows: int) -> None:
     )
 
 
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_linear_with_bias(operators: Operators, tokens: int) -> None:
+    inputs, weight, bias = torch.randn(tokens, 96), torch.randn(70, 96), torch.randn(70)
+    before = bias.clone()
+    expected = inputs.double() @ weight.double().t() + bias.double()
+    found = operators.linear(inputs, weight, bias)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    assert torch.equal(bias, before)
+
+
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_rms_norm(operators: Operators, tokens: int) -> None:
     inputs, weight = 3 * torch.randn(tokens, 72), torch.randn(72)
@@ -67,6 +77,29 @@ def test_silu_and_mul(operators: Operators) -> None:
     out = operators.silu_and_mul(torch.cat([gate, up], dim=1))
     expected = torch.nn.functional.silu(gate.double()) * up.double()
     torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gelu_tanh_and_mul(operators: Operators) -> None:
+    extremes = torch.tensor([0.0, -0.0, 1e-8, 20.0, -20.0, 100.0, -100.0, 1e4, -1e4])
+    gate = torch.cat([extremes, torch.randn(91)])[None].repeat(3, 1)
+    up = torch.randn(3, 100)
+    out = operators.gelu_tanh_and_mul(torch.cat([gate, up], dim=1))
+    wide = gate.double()
+    inner = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
+    expected = 0.5 * wide * (1 + inner.tanh()) * up.double()
+    torch.testing.assert_close(out.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_norm_heads_changes_q_and_k(operators: Operators) -> None:
+    tokens, heads, kv_heads, head_dim = 5, 4, 2, 24
+    qkv = 3 * torch.randn(tokens, (heads + 2 * kv_heads) * head_dim)
+    query_weight, key_weight = torch.randn(head_dim), torch.randn(head_dim)
+    queries, keys, values = qkv.clone().view(tokens, -1, head_dim).split([4, 2, 2], dim=1)
+    operators.norm_heads(qkv, query_weight, key_weight, kv_heads, EPS)
+    found = qkv.view(tokens, -1, head_dim)
+    expected = torch.cat([_norm(queries, query_weight), _norm(keys, key_weight)], dim=1)
+    torch.testing.assert_close(found[:, :6].double(), expected, atol=1e-6, rtol=1e-5)
+    assert torch.equal(found[:, 6:], values)
 
 
 def test_rope_and_write(operators: Operators) -> None:
