@@ -128,7 +128,8 @@ def _input_from_wire(message: inference_pb2.GenerateRequest) -> PromptInput | No
 
 def _chat_from_wire(chat: inference_pb2.Chat) -> ChatInput:
     tools = (Tool(tool.name, tool.description, tool.parameters) for tool in chat.tools)
-    return ChatInput(tuple(map(_turn_from_wire, chat.messages)), tuple(tools))
+    turns = map(_turn_from_wire, chat.messages)
+    return ChatInput(tuple(turns), tuple(tools), chat.template_options)
 
 
 def _turn_from_wire(turn: inference_pb2.ChatMessage) -> ChatMessage:

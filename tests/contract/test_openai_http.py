@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 import openai
 import pytest
 
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.generation import AttemptUsage, FinishReason
 from kvferry.grammar import GrammarCompiler
+from kvferry.rpc.v1 import inference_pb2
 from kvferry.sampling import Constraint, ConstraintKind
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.openai_bench import HI, TOOL_TEMPLATE, TOOLS, ids_of, run, says
@@ -335,19 +337,31 @@ def test_schemas_of_tools_refer_to_their_own_parts(directory: Path) -> None:
 
 
 def test_options_of_the_chat_template(directory: Path) -> None:
+    """Over HTTP and over gRPC."""
     config = json.loads((directory / "tokenizer_config.json").read_text())
     config["chat_template"] = "{{ messages[0].content }}{% if not think %} /no{% endif %}"
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     worker = says("a")
 
+    async def ask_grpc(bench: RouterBench, options: str) -> None:
+        chat = inference_pb2.Chat(messages=HI, template_options=options)
+        async for _ in bench.inference.Generate(inference_pb2.GenerateRequest(chat=chat)):
+            pass
+
     async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
         for think, shown in ((True, "hi"), (False, "hi /no")):
+            options = {"think": think, "unknown": 1}
             await client.chat.completions.create(
-                model=SERVED,
-                messages=HI,
-                extra_body={"chat_template_kwargs": {"think": think, "unknown": 1}},
+                model=SERVED, messages=HI, extra_body={"chat_template_kwargs": options}
             )
-            prompt = worker.requests[-1].prompt
-            assert bench.router.tokenizer.decode(prompt) == shown
+            await ask_grpc(bench, json.dumps(options))
+            for request in worker.requests[-2:]:
+                assert bench.router.tokenizer.decode(request.prompt) == shown
+        await ask_grpc(bench, "")
+        assert bench.router.tokenizer.decode(worker.requests[-1].prompt) == "hi /no"
+        with pytest.raises(grpc.aio.AioRpcError, match=r"chat.template_options.messages") as caught:
+            await ask_grpc(bench, '{"messages": []}')
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert len(worker.requests) == 5
 
     run(directory, test, worker)
