@@ -1,15 +1,26 @@
-"""Where the HTTP front door takes connections: no more than leaves the router file descriptors."""
+"""The connections of the HTTP front door: no more than leaves the router file descriptors, and what
+is said to those that do not speak HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
+
+from router.api.http_errors import HttpRefusal
+from router.api.http_failures import error_response, server_fault
 
 if TYPE_CHECKING:
     from ssl import SSLContext
+
+_log = logging.getLogger(__name__)
+
+_KEEP_ALIVE_S = 75.0
+"""An idle connection is kept longer than the minute after which common proxies drop theirs: who
+closes first must not be the side that the next request is under way to."""
 
 CONNECTIONS_MAX = 16_384
 """Each takes some 5 KB while it is idle."""
@@ -73,8 +84,51 @@ class BoundedSite(web.BaseSite):
         server = self._runner.server
         assert server is not None, "the runner is set up before its sites"
         if len(server.connections) < self._connections_max:
-            return server()
+            return _Connection(
+                server,
+                loop=asyncio.get_running_loop(),
+                access_log=None,  # type: ignore[arg-type] # none, as the library's own sites pass
+                keepalive_timeout=_KEEP_ALIVE_S,
+                # What a few bytes may grow to has no bound; nobody compresses prompts.
+                auto_decompress=False,
+            )
         return _Refusal()
+
+
+class _Connection(web.RequestHandler):
+    """Says in the API's own form what the library refuses before there is a request."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The last answer of a connection. `exc`: what the bytes that came are not."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; nothing can be told any more")
+        if isinstance(exc, http_exceptions.HttpProcessingError):
+            refusal = self._not_http(exc)
+            _log.info("no HTTP", extra={"peer": request.remote, "reason": str(refusal)})
+            response = error_response(refusal)
+        else:
+            response = error_response(server_fault(f"a connection failed with {status}"))
+        response.force_close()
+        return response
+
+    def _not_http(self, error: http_exceptions.HttpProcessingError) -> HttpRefusal:
+        """What is wrong, without the bytes that are."""
+        if isinstance(error, http_exceptions.LineTooLong):
+            most = self.max_field_size
+            problem = f"request: its first line or a header has more than {most} bytes"
+            return HttpRefusal(431, "request_header_fields_too_large", problem)
+        if isinstance(error, http_exceptions.InvalidURLError):
+            return HttpRefusal(400, "invalid_http", "request: its target is no URL")
+        reason = error.message.partition(":")[0].strip()
+        return HttpRefusal(400, "invalid_http", f"request: is not HTTP/1.1: {reason}")
 
 
 class _Refusal(asyncio.Protocol):

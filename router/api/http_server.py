@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_KEEP_ALIVE_S = 75.0
-"""An idle connection is kept longer than the minute after which common proxies drop theirs: who
-closes first must not be the side that the next request is under way to."""
 _CANCEL_S = 1.0
 """For handlers to end once they are cancelled."""
 
@@ -93,15 +90,7 @@ async def serve_http(
     OpenAiService(router, metrics, security).add_routes(app.router)
     _Probes(router, metrics).add_routes(app.router)
     # A client that goes away cancels its handler.
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEP_ALIVE_S,
-        shutdown_timeout=_CANCEL_S,
-        # What a few bytes may grow to has no bound; nobody compresses prompts.
-        auto_decompress=False,
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_S)
     await runner.setup()
     tls = None if security is None else security.tls
     ssl_context = None if tls is None else tls.context

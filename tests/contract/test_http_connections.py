@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import resource
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,36 @@ def test_no_body_is_unpacked(tmp_path: Path, encoding: str) -> None:
                     415,
                     "content-encoding",
                 )
+
+    run(write_model(tmp_path), test, says("a"))
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+NO_HTTP = {
+    b"\x16\x03\x01\x02\x00\x01\x00": 400,
+    b"G\x01T / HTTP/1.1\r\n\r\n": 400,
+    b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\nA\x00: b\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + 200 * b"A: a\r\n" + b"\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\nA: " + 10_000 * b"a" + b"\r\n\r\n": 431,
+    CHUNKED + b"zz\r\n": 400,
+}
+
+
+def test_what_is_no_http_is_answered_as_everything_else(tmp_path: Path) -> None:
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        port = int(bench.http_url.rsplit(":", 1)[1])
+        for data, status in NO_HTTP.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(data)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert int(head.split()[1]) == status, data
+            assert b"Content-Type: application/json" in head
+            error = json.loads(body)["error"]
+            assert error["type"] == "invalid_request_error"
+            assert error["message"].startswith("request: ")
+            assert (error["param"], "\n" in error["message"]) == (None, False)
 
     run(write_model(tmp_path), test, says("a"))
 
