@@ -26,6 +26,7 @@ from kvferry.generation import (
 )
 from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.kv_events import (
+    BLOCK_DIGEST_BYTES,
     AllBlocksCleared,
     BlockHash,
     BlocksRemoved,
@@ -271,6 +272,7 @@ def kv_batch_to_wire(batch: KvEventBatch) -> worker.KvEventBatch:
         sequence=batch.sequence,
         snapshot=batch.snapshot,
         events=[_kv_event_to_wire(event) for event in batch.events],
+        expected=batch.expected,
     )
 
 
@@ -285,13 +287,16 @@ def _kv_event_to_wire(event: KvEvent) -> worker.KvEvent:
 
 
 def kv_batch_from_wire(message: worker.KvEventBatch) -> KvEventBatch:
-    """The inverse of `kv_batch_to_wire`."""
+    """The inverse of `kv_batch_to_wire`. Raises `InvalidInput` for what is not ours."""
+    if any(len(digests) % BLOCK_DIGEST_BYTES for digests in message.expected):
+        raise InvalidInput("expected", f"hashes have {BLOCK_DIGEST_BYTES} bytes each")
     return KvEventBatch(
         worker_id=WorkerId(message.worker_id),
         incarnation=Incarnation(message.incarnation),
         sequence=message.sequence,
         snapshot=message.snapshot,
         events=tuple(_kv_event_from_wire(event) for event in message.events),
+        expected=tuple(message.expected),
     )
 
 

@@ -64,6 +64,9 @@ class KvEventBatch:
     """True: all that the worker holds; replaces everything known of it."""
     events: tuple[KvEvent, ...]
     """Empty for a mark, which says that there have been no changes beyond `sequence`."""
+    expected: tuple[bytes, ...] = ()
+    """Prompts that the worker has accepted and not begun to compute: of each the digests of all
+    its full blocks, one after the other. No change: nothing is held yet."""
 
 
 def event_block_tokens(page_size: int) -> int:

@@ -95,7 +95,9 @@ class Fleet:
         block_tokens: int,
         status_interval_s: float,
         connect: Callable[[WorkerInfo], WorkerClient] = GrpcWorkerClient,
+        on_expected: Callable[[WorkerId, NDArray[np.uint64]], None] = lambda *_: None,
     ) -> None:
+        """`on_expected`: as of the indexes."""
         self.workers_changed = Bell()
         """Rung whenever others may be chosen than before."""
         self.readiness_changed = asyncio.Event()
@@ -106,8 +108,8 @@ class Fleet:
         self._connect = connect
         self._members: dict[WorkerId, _Member] = {}
         self._loads = LoadBook()
-        self._prefill_index = PrefixIndex()
-        self._decode_index = PrefixIndex()
+        self._prefill_index = PrefixIndex(on_expected=on_expected)
+        self._decode_index = PrefixIndex(on_expected=on_expected)
         self._version = 0
         self._pools_now: _Pools | None = None
         """None: have to be found anew."""

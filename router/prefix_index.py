@@ -21,6 +21,9 @@ What is known of a worker is either its whole truth as of some sequence number, 
 After an `EventGap` nothing is known, and snapshots as of before it are ignored. Sequence numbers
 belong to the incarnation, not to a subscription, so it does not matter which subscription of
 which connection a batch came by.
+
+A batch may also tell of prompts that its worker has accepted and not computed. They are nothing
+that it holds: the index passes them on, and answers as if it had not been told.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from router.compiled import compiled
 from router.holder_table import HolderTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,6 +87,8 @@ class EventCounts:
     """Of which each made a worker unknown."""
     left_out: int = 0
     """Times that a worker's blocks found no room."""
+    expected: int = 0
+    """Prompts that workers told of before they computed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +130,11 @@ class PrefixIndex:
         self,
         blocks_max: int = INDEXED_BLOCKS_MAX,
         blocks_per_worker_max: int = INDEXED_BLOCKS_PER_WORKER_MAX,
+        on_expected: Callable[[WorkerId, NDArray[np.uint64]], None] = lambda *_: None,
     ) -> None:
+        """`on_expected` is told of the prompts that workers accept: the hashes of their blocks."""
         self.counts = EventCounts()
+        self._on_expected = on_expected
         self._table = HolderTable(blocks_max)
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._numbers: set[int] = set()
@@ -180,13 +188,12 @@ class PrefixIndex:
             self._forget(worker)
             worker.is_known = True
             self._known_bits |= 1 << worker.number
-        for event in batch.events:
-            for applied in self._apply_event(worker, event):
-                if applied < INDEXED_BLOCKS_APPLIED_AT_ONCE:
-                    continue
-                yield
-                if self._workers.get(batch.worker_id) is not worker:
-                    return
+        for applied in self._apply_all(worker, batch):
+            if applied < INDEXED_BLOCKS_APPLIED_AT_ONCE:
+                continue
+            yield
+            if self._workers.get(batch.worker_id) is not worker:
+                return
         if self._has_room_again(worker):
             raise self._gap(worker, f"{batch.worker_id}: there is room for what was left out")
 
@@ -209,8 +216,18 @@ class PrefixIndex:
         counts.repeated += not is_new
         return is_new
 
-    def _apply_event(self, worker: _WorkerBlocks, event: KvEvent) -> Iterator[int]:
+    def _apply_all(self, worker: _WorkerBlocks, batch: KvEventBatch) -> Iterator[int]:
         """Yields the number of blocks applied since it did so last."""
+        for event in batch.events:
+            yield from self._apply_event(worker, event)
+        for digests in batch.expected:
+            hashes = np.frombuffer(digests, dtype="<u8")
+            self._on_expected(batch.worker_id, hashes)
+            self.counts.expected += 1
+            yield hashes.size
+
+    def _apply_event(self, worker: _WorkerBlocks, event: KvEvent) -> Iterator[int]:
+        """As `_apply_all`."""
         match event:
             case BlocksStored(hashes):
                 for part in _parts_of(hashes):

@@ -44,12 +44,21 @@ class RouteChooser:
         rng: random.Random,
     ) -> Route:
         """A route, which counts as taken. Raises `WorkerUnavailable` as `choose_route` does."""
-        step = self._block_tokens
-        ends = np.arange(step, (hashes.size + 1) * step, step, dtype=np.int64)
-        prompt = Prompt(demand.prompt_tokens, hashes, ends)
+        prompt = self._prompt_of(demand.prompt_tokens, hashes)
         now = self._clock.now()
         placement = Placement(self._policy, prompt, self._history, now)
         route = choose_route(view, demand, self._model, avoid, rng, placement)
         computing = name_hash(route.computing.worker_id)
         self._history.record(computing, prompt, route.prefill_tokens, route.held_tokens, now)
         return route
+
+    def expect(self, worker_id: WorkerId, hashes: NDArray[np.uint64]) -> None:
+        """A worker has accepted a prompt of these blocks, which another router may have sent. One
+        that this router sent counts as sent now."""
+        prompt = self._prompt_of(hashes.size * self._block_tokens, hashes)
+        self._history.expect(name_hash(worker_id), prompt, self._clock.now())
+
+    def _prompt_of(self, tokens: int, hashes: NDArray[np.uint64]) -> Prompt:
+        step = self._block_tokens
+        ends = np.arange(step, (hashes.size + 1) * step, step, dtype=np.int64)
+        return Prompt(tokens, hashes, ends)

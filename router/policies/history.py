@@ -73,6 +73,10 @@ class PlacementHistory:
         assert self._sent is not None, "not asked for when this was made"
         return self._sent.tokens(workers, prompt)
 
+    def expect(self, worker: int, prompt: Prompt, now: float) -> None:
+        """A worker told that it will compute a prompt, whoever sent it."""
+        self._pending.add(worker, prompt, now)
+
     def record(
         self, worker: int, prompt: Prompt, computed_tokens: int, held_tokens: int, now: float
     ) -> None:

@@ -171,18 +171,20 @@ class KvEventsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class KvEventBatch(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "sequence", "snapshot", "events")
+    __slots__ = ("worker_id", "incarnation", "sequence", "snapshot", "events", "expected")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     sequence: int
     snapshot: bool
     events: _containers.RepeatedCompositeFieldContainer[KvEvent]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: bool = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+    expected: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: bool = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ..., expected: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class KvEvent(_message.Message):
     __slots__ = ("stored", "removed", "cleared")

@@ -130,6 +130,16 @@ def test_kv_events_keep_their_order():
     assert convert.kv_batch_from_wire(convert.kv_batch_to_wire(batch)) == batch
 
 
+def test_expected_prompts_are_whole_hashes():
+    expected = (bytes(range(16)), bytes(range(8)))
+    batch = KvEventBatch(WorkerId("w"), Incarnation(3), 9, False, (), expected)
+    message = convert.kv_batch_to_wire(batch)
+    assert convert.kv_batch_from_wire(message) == batch
+    message.expected.append(bytes(7))
+    with pytest.raises(InvalidInput, match="expected"):
+        convert.kv_batch_from_wire(message)
+
+
 def test_an_event_of_no_known_kind_is_refused():
     message = worker.KvEventBatch(events=[worker.KvEvent()])
     with pytest.raises(InvalidInput, match="kind None is not known"):

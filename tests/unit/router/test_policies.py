@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import ManualClock
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.kv_events import BlockHash
@@ -31,6 +32,8 @@ from router.route_chooser import RouteChooser
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from router.policy import Route
 
 BLOCK = 16
 NEVER = float("-inf")
@@ -343,18 +346,24 @@ class Cluster:
         infos = [WorkerInfo(name, Role.BOTH, Incarnation(1), f"{name}:1") for name in self.names]
         self.roster, self.rows = Roster.of(infos), self.loads.rows_of(self.names)
 
-    def ask(self, hashes: tuple[BlockHash, ...], avoid: frozenset[WorkerId] = frozenset()) -> str:
+    def route(
+        self, hashes: tuple[BlockHash, ...], avoid: frozenset[WorkerId] = frozenset()
+    ) -> Route:
         hits = np.zeros(len(self.names), dtype=np.int64)
         workers = WorkersView(self.roster, hits, self.loads.loads(self.rows))
         demand, keys = Demand(len(hashes) * BLOCK, 32), np.array(hashes, dtype=np.uint64)
-        route = self.chooser.choose(ClusterView(NO_WORKERS, workers), demand, keys, avoid, self.rng)
+        view = ClusterView(NO_WORKERS, workers)
+        return self.chooser.choose(view, demand, keys, avoid, self.rng)
+
+    def ask(self, hashes: tuple[BlockHash, ...], avoid: frozenset[WorkerId] = frozenset()) -> str:
+        route = self.route(hashes, avoid)
         chosen = route.decode.worker_id
         self.loads.dispatch(
             self.clock.now(),
             prefill=chosen,
             decode=chosen,
             prefill_tokens=route.prefill_tokens,
-            kv_tokens=demand.prompt_tokens,
+            kv_tokens=len(hashes) * BLOCK,
         )
         return chosen
 
@@ -363,6 +372,40 @@ def test_what_was_sent_counts_before_any_event_tells_of_it() -> None:
     cluster = Cluster(4)
     first = cluster.ask(HASHES)
     assert cluster.ask(HASHES) == first
+
+
+def test_what_a_worker_told_of_counts_as_if_it_were_sent_from_here() -> None:
+    for name in Cluster(4).names:
+        cluster = Cluster(4)
+        cluster.chooser.expect(name, np.array(HASHES, dtype=np.uint64))
+        assert cluster.ask(HASHES) == name
+
+
+def test_what_was_sent_from_here_and_is_told_of_counts_once() -> None:
+    cluster = Cluster(4)
+    name = cluster.ask(HASHES)
+    nbytes = cluster.chooser._history._pending.nbytes
+    cluster.chooser.expect(WorkerId(name), np.array(HASHES, dtype=np.uint64))
+    assert cluster.chooser._history._pending.nbytes == nbytes
+    assert cluster.route(HASHES).held_tokens == len(HASHES) * BLOCK
+
+
+@pytest.mark.parametrize(("computing", "counts_s"), [(0, 1.0), (4000, 10.0)])
+def test_what_a_worker_told_of_is_forgotten_like_what_was_sent(
+    computing: int, counts_s: float
+) -> None:
+    """At once after it has nothing left to compute; else an event may tell of it yet."""
+
+    def held_after(seconds: float) -> int:
+        cluster = Cluster(1)
+        accounts = KvAccounts(10_000, 0, 0, 0, 0, 10_000, 0, 0, 64)
+        cluster.loads.report(WorkerId("w0"), 0.0, WorkerLoad(waiting_tokens=computing), accounts)
+        cluster.chooser.expect(WorkerId("w0"), np.array(HASHES, dtype=np.uint64))
+        cluster.clock.advance(seconds)
+        return cluster.route(HASHES).held_tokens
+
+    assert held_after(counts_s - 0.01) == len(HASHES) * BLOCK
+    assert held_after(counts_s + 0.01) == 0
 
 
 def test_dispatched_load_counts_at_once() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,25 @@ def index_with(*blocks: int) -> PrefixIndex:
 
 
 PROMPT = hashes(1, 2, 3, 4, 5)
+
+
+def test_what_is_expected_is_passed_on_and_is_no_hit() -> None:
+    told: list[tuple[WorkerId, list[int]]] = []
+    index = PrefixIndex(on_expected=lambda name, blocks: told.append((name, blocks.tolist())))
+    index.join(W1, Incarnation(1))
+    expected = (np.array(PROMPT, dtype="<u8").tobytes(),)
+    with pytest.raises(EventGap):
+        index.apply(replace(batch(10), expected=expected))
+    index.apply(batch(10, BlocksStored(hashes(1, 2)), snapshot=True))
+    index.apply(replace(batch(10), expected=expected))
+    index.apply(replace(batch(11, BlocksStored(hashes(3))), expected=2 * expected))
+    assert told == 3 * [(W1, list(PROMPT))]
+    assert index.report().counts.expected == 3
+    assert index.blocks(W1) == {1, 2, 3}
+    assert index.hit_blocks(W1, PROMPT) == 3
+    index.join(W1, Incarnation(2))
+    index.apply(replace(batch(10), expected=expected))
+    assert len(told) == 3, "of a process that is gone"
 
 
 @pytest.mark.parametrize("held", range(6))
