@@ -162,6 +162,7 @@ class WorkerProcess:
         source = WorkerSource(PromptSource(engine, driver), given)
         driver.set_hosts(source, WorkerSink(intake, taken), taken)
         feed = KvEventFeed(kv_cache, self._worker_id, self._incarnation, clock)
+        engine.on_accepted = feed.accepted
         self._step_loop, self._driver, self._kv_cache = step_loop, driver, kv_cache
         self._compiler = compiler
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)

@@ -51,6 +51,8 @@ class Engine:
         self.constraints = Constraints(compiler, spec.vocab_size, spec.eos_token_ids)
         self.scheduler = Scheduler(kv_cache, config)
         self.clock = clock
+        self.on_accepted: Callable[[Request], None] = lambda request: None
+        """Told of every prompt that will be computed here, before it is."""
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
         self._config = config
@@ -110,6 +112,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request whose prompt is computed here. Raises `Overloaded`, `InvalidInput`."""
         self.scheduler.enqueue(request)
+        self.on_accepted(request)
 
     def submit_sample(self, request: Request) -> None:
         """Queue a further sample of an accepted attempt, whose prompt is computed here too."""
@@ -126,6 +129,7 @@ class Engine:
     def compute_here(self, request: Request) -> None:
         """The KV of an expected request will not be sent: compute its prompt like any other."""
         self.scheduler.compute_here(request)
+        self.on_accepted(request)
 
     def reserve_inbound(self, request: Request) -> bool:
         """Row and slots for what is to be sent of an expected request, its `inbound_len` tokens.

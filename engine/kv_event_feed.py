@@ -1,7 +1,10 @@
 """Tells subscribers what the radix cache holds: a snapshot first, then every change.
 
 In between come marks, which let a reader notice that it missed the last change, or that it hears
-nothing any more.
+nothing any more. Where several listen, they are also told which prompts were accepted, before
+these are computed: the one that sent a prompt knows of it, the others would have it computed
+elsewhere. That is no change and has no number, and no end of it is told
+(`docs/decisions/0034-prompts-told-when-accepted.md`).
 """
 
 from __future__ import annotations
@@ -9,10 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from kvferry.kv_events import BlocksRemoved, BlocksStored, KvEvent, KvEventBatch
+from engine.request import Stage
+from kvferry.cache_key import Sharing
+from kvferry.kv_events import (
+    BLOCK_DIGEST_BYTES,
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    KvEventBatch,
+)
 from kvferry.limits import KV_EVENTS_BUFFERED_MAX, KV_EVENTS_MARK_INTERVAL_S
 
 if TYPE_CHECKING:
+    from engine.request import Request
     from kvferry.clock import Clock
     from kvferry.errors import KvferryError
     from kvferry.ids import Incarnation, WorkerId
@@ -27,7 +39,7 @@ class KvSubscriber(Protocol):
         ...
 
     def backlog_blocks(self) -> int:
-        """Changed blocks delivered and not yet taken by the reader."""
+        """Blocks told of and not yet taken by the reader."""
         ...
 
     def is_caught_up(self) -> bool:
@@ -74,7 +86,13 @@ class KvEventFeed:
         # In the order in which they came, so that equal histories go alike.
         self._subscribers: dict[KvSubscriber, None] = {}
         self._behind: set[KvSubscriber] = set()
+        self._accepted: list[Request] = []
+        """Since they were last told of."""
         self._mark_due = clock.now()
+
+    def accepted(self, request: Request) -> None:
+        """What is known of this request will be computed here."""
+        self._accepted.append(request)
 
     def handle(self, event: object) -> bool:
         """Takes `Subscribe` and `Unsubscribe`."""
@@ -100,14 +118,14 @@ class KvEventFeed:
         for subscriber in self._subscribers:
             if subscriber not in self._behind and subscriber.is_caught_up():
                 # Whoever has something to read needs no sign of life.
-                self._send(subscriber, (), snapshot=False)
+                self._send(subscriber, (), ())
 
     def next_deadline(self) -> float | None:
         """The time of the next mark, if somebody listens."""
         return self._mark_due if self._subscribers else None
 
     def flush(self) -> None:
-        """Publish what the cache stored and removed since the last call."""
+        """Publish what the cache stored and removed, and what was accepted, since the last call."""
         self._publish_changes()
 
     def stop(self, error: KvferryError) -> None:
@@ -118,42 +136,61 @@ class KvEventFeed:
         self._behind.clear()
 
     def _publish_changes(self) -> None:
-        events = tuple(self._kv_cache.take_events())
+        events, expected = tuple(self._kv_cache.take_events()), self._take_expected()
         self._sequence += bool(events)
         for subscriber in self._subscribers:
             if subscriber in self._behind:
                 if subscriber.is_caught_up():
                     self._behind.discard(subscriber)
                     self._send_snapshot(subscriber)
-            elif not events:
+            elif not events and not expected:
                 continue
             elif subscriber.backlog_blocks() > KV_EVENTS_BUFFERED_MAX:
                 self._behind.add(subscriber)
             else:
-                self._send(subscriber, events, snapshot=False)
+                self._send(subscriber, events, expected)
+
+    def _take_expected(self) -> tuple[bytes, ...]:
+        """Of each accepted prompt that brings something new: its digests."""
+        accepted, self._accepted = self._accepted, []
+        if len(self._subscribers) < 2:
+            # The only one that listens sent them itself.
+            return ()
+        tree = self._kv_cache.tree
+        found = (
+            tree.digests_to_come(request.known, request.cache_use.extra_key)
+            for request in accepted
+            if request.stage is not Stage.ENDED and request.cache_use.sharing is not Sharing.PRIVATE
+        )
+        return tuple(dict.fromkeys(filter(None, found)))
 
     def _send_snapshot(self, subscriber: KvSubscriber) -> None:
         held = BlocksStored(self._kv_cache.snapshot_blocks())
-        self._send(subscriber, (held,), snapshot=True)
+        self._send(subscriber, (held,), (), snapshot=True)
 
     def _send(
-        self, subscriber: KvSubscriber, events: tuple[KvEvent, ...], *, snapshot: bool
+        self,
+        subscriber: KvSubscriber,
+        events: tuple[KvEvent, ...],
+        expected: tuple[bytes, ...],
+        *,
+        snapshot: bool = False,
     ) -> None:
-        subscriber.deliver(
-            KvEventBatch(self._worker_id, self._incarnation, self._sequence, snapshot, events)
-        )
+        worker = self._worker_id, self._incarnation
+        subscriber.deliver(KvEventBatch(*worker, self._sequence, snapshot, events, expected))
 
 
 def blocks_in(batch: KvEventBatch) -> int:
-    """Changed blocks a batch tells of: what counts as backlog.
+    """Blocks a batch tells of, changed or expected: what counts as backlog.
 
     A snapshot does not count. It may be larger than the bound, and a reader that is given one
     because it was behind must not be behind again by it.
     """
     if batch.snapshot:
         return 0
-    return sum(
+    changed = sum(
         len(event.block_hashes)
         for event in batch.events
         if isinstance(event, BlocksStored | BlocksRemoved)
     )
+    return changed + sum(map(len, batch.expected)) // BLOCK_DIGEST_BYTES

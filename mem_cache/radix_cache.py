@@ -332,3 +332,33 @@ class RadixCache:
     def snapshot_blocks(self) -> tuple[BlockHash, ...]:
         """Hashes of all blocks held, parents first."""
         return tuple(block for node in self.nodes() for block in node.block_hashes)
+
+    def digests_to_come(self, token_ids: TokenIds, extra_key: ExtraKey) -> bytes:
+        """Digests of all full blocks of a prompt, unless all are held. Hashes only the others."""
+        key = self._key_bytes(token_ids)
+        block_bytes = self.block_tokens * TOKEN_BYTES
+        held = self._held_digests(key, extra_key)
+        first = len(held) // BLOCK_DIGEST_BYTES
+        if first == len(key) // block_bytes:
+            return b""
+        previous = held[-BLOCK_DIGEST_BYTES:] or chain_root_digest(extra_key)
+        return held + chain_digests(previous, key[first * block_bytes :], self.block_tokens)
+
+    def _held_digests(self, key: bytes, extra_key: ExtraKey) -> bytes:
+        """Digests of the leading blocks of `key` that are held."""
+        node, offset, unit_bytes = self.root, 0, self._unit_bytes
+        found: list[bytes] = []
+        while offset < len(key):
+            unit = key[offset : offset + unit_bytes]
+            child = node.children.get(self._child_key(node, unit, extra_key))
+            if child is None or not (child.on_device or child.on_host):
+                break
+            if not key.startswith(child.key, offset):
+                start = offset // TOKEN_BYTES
+                end = start + self._common_tokens(child.key, key, offset)
+                blocks = end // self.block_tokens - start // self.block_tokens
+                found.append(child.block_digests[: blocks * BLOCK_DIGEST_BYTES])
+                break
+            found.append(child.block_digests)
+            node, offset = child, offset + len(child.key)
+        return b"".join(found)

@@ -231,3 +231,8 @@ class PrefixCache(Protocol):
     def snapshot_blocks(self) -> tuple[BlockHash, ...]:
         """Hashes of all blocks held, parents first."""
         ...
+
+    def digests_to_come(self, token_ids: TokenIds, extra_key: ExtraKey) -> bytes:
+        """Digests of all full blocks of a prompt of which some would be stored if it were computed;
+        none where all are held. Changes nothing, access times neither."""
+        ...

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.kv_event_feed import KvEventFeed, Subscribe, Unsubscribe, blocks_in
+from kvferry.cache_key import CacheUse, Sharing
 from kvferry.clock import ManualClock
 from kvferry.errors import InternalError
 from kvferry.ids import ExtraKey, Incarnation, WorkerId
@@ -17,6 +18,7 @@ from kvferry.kv_events import (
     BlocksStored,
     KvEventBatch,
     prompt_block_hashes,
+    unpack_hashes,
 )
 from kvferry.limits import KV_EVENTS_BUFFERED_MAX, KV_EVENTS_MARK_INTERVAL_S
 from tests.support.engine_bench import EngineBench
@@ -167,6 +169,92 @@ def test_a_mark_never_overtakes_changes() -> None:
     assert reader.blocks == set(bench.kv_cache.snapshot_blocks())
 
 
+class Listeners:
+    """A bench whose accepted prompts `count` readers hear of, and what they were told."""
+
+    def __init__(self, count: int = 2, **options: object) -> None:
+        self.bench = EngineBench(num_slots=256, **options)
+        self.feed = _feed(self.bench)
+        self.bench.engine.on_accepted = self.feed.accepted
+        self.readers = [Reader() for _ in range(count)]
+        for reader in self.readers:
+            self.feed.handle(Subscribe(reader))
+
+    def expected(self) -> list[list[BlockHash]]:
+        """In the last batch, which says nothing else, or nothing if there is none."""
+        told = [reader.batches[-1].expected for reader in self.readers]
+        assert told.count(told[0]) == len(told)
+        return list(map(unpack_hashes, told[0]))
+
+
+def _hashes(prompt: list[int]) -> list[BlockHash]:
+    return prompt_block_hashes(np.asarray(prompt, dtype=np.int32), 16, ExtraKey(""))
+
+
+def test_accepted_prompts_are_told_before_they_are_computed() -> None:
+    there = Listeners()
+    prompt = list(range(10, 60))
+    there.bench.submit("a", prompt)
+    there.feed.flush()
+    assert there.expected() == [_hashes(prompt)]
+    batch = there.readers[0].batches[-1]
+    assert (batch.sequence, batch.snapshot, batch.events) == (0, False, ())
+    assert not there.bench.runner.steps
+    there.bench.run()
+    there.feed.flush()
+    assert there.readers[0].blocks == set(there.bench.kv_cache.snapshot_blocks())
+    assert [reader.batches[-1].expected for reader in there.readers] == [(), ()]
+
+
+def test_only_prompts_that_bring_something_new_are_told_each_once() -> None:
+    there = Listeners()
+    prompt = list(range(10, 60))
+    there.bench.submit("a", prompt)
+    there.bench.run()
+    there.feed.flush()
+    for name, tail in (("held", []), ("longer", [70] * 16), ("again", [70] * 16)):
+        there.bench.submit(name, prompt[:48] + tail)
+    there.feed.flush()
+    assert there.expected() == [_hashes(prompt[:48] + [70] * 16)]
+
+
+def test_who_listens_alone_is_told_nothing_and_costs_nothing() -> None:
+    there = Listeners(count=1)
+    there.bench.submit("a", list(range(10, 60)))
+    there.feed.flush()
+    assert len(there.readers[0].batches) == 1
+    late = Reader()
+    there.feed.handle(Subscribe(late))
+    there.feed.flush()
+    assert [batch.snapshot for batch in late.batches] == [True]
+    assert late.batches[0].expected == ()
+
+
+def test_prompts_that_will_publish_nothing_are_not_told() -> None:
+    there, nowhere = Listeners(), Listeners(radix=False)
+    ended = there.bench.submit("ended", list(range(10, 60)))
+    there.bench.engine.end(ended)
+    private = there.bench.request("private", list(range(60, 110)))
+    private.cache_use = CacheUse(ExtraKey(""), Sharing.PRIVATE)
+    there.bench.engine.submit(private)
+    nowhere.bench.submit("a", list(range(10, 60)))
+    for each in (there, nowhere):
+        each.feed.flush()
+        assert each.expected() == []
+
+
+def test_a_prompt_of_a_handoff_that_failed_is_told_when_it_is_computed_here() -> None:
+    there = Listeners()
+    request = there.bench.request("r", list(range(10, 60)))
+    there.bench.engine.submit_inbound(request)
+    assert there.bench.engine.next_expected() is request
+    there.feed.flush()
+    assert there.expected() == []
+    there.bench.engine.compute_here(request)
+    there.feed.flush()
+    assert there.expected() == [_hashes(list(range(10, 60)))]
+
+
 def test_no_batch_after_unsubscribing_and_one_end_at_stop() -> None:
     bench = EngineBench(num_slots=128)
     feed = _feed(bench)
@@ -187,3 +275,8 @@ def test_snapshot_is_no_backlog_however_large_it_is() -> None:
     worker = (WorkerId("w"), Incarnation(5), 0)
     assert blocks_in(KvEventBatch(*worker, True, (held,))) == 0
     assert blocks_in(KvEventBatch(*worker, False, (held,))) == KV_EVENTS_BUFFERED_MAX + 1
+
+
+def test_what_is_expected_counts_as_backlog() -> None:
+    batch = KvEventBatch(WorkerId("w"), Incarnation(5), 0, False, (), (bytes(24), bytes(8)))
+    assert blocks_in(batch) == 4

@@ -8,6 +8,7 @@ from kvferry.kv_events import (
     BlocksStored,
     event_block_tokens,
     prompt_block_hashes,
+    unpack_hashes,
 )
 from mem_cache.radix_cache import RadixCache
 from tests.support.kv_caches import PAGE_SIZES, SHARED, tokens_of
@@ -243,6 +244,27 @@ def test_a_split_parts_the_blocks_and_each_part_is_removed_with_its_node(filler)
     assert filler.tree.take_events() == [BlocksRemoved(tuple(hashes[parted:]))]
     filler.tree.evict(1)
     assert filler.tree.take_events() == [BlocksRemoved(tuple(hashes[:parted]))]
+
+
+@pytest.mark.parametrize("extra_key", [SHARED, OTHER])
+def test_blocks_to_come_are_all_of_a_prompt_unless_all_are_held(filler, extra_key):
+    """Wherever the held part ends: between nodes, within one, within a block."""
+    block = event_block_tokens(filler.page_size)
+    text = tokens_of(range(5 * block))
+    hashes = prompt_block_hashes(text, block, extra_key)
+    for held in range(filler.page_size, 5 * block, filler.page_size):
+        filler.insert(text[:held], extra_key)
+        filler.tree.take_events()
+        ticks = [node.last_access for node in filler.tree.nodes()]
+        for length in range(0, 5 * block + 1, max(block // 2, 1)):
+            digests = filler.tree.digests_to_come(text[:length], extra_key)
+            full = length // block
+            assert unpack_hashes(digests) == (hashes[:full] if full > held // block else [])
+        strayed = np.concatenate((text[: held - 1], tokens_of(range(9000, 9000 + 2 * block))))
+        found = filler.tree.digests_to_come(strayed, extra_key)
+        assert unpack_hashes(found) == prompt_block_hashes(strayed, block, extra_key)
+        assert [node.last_access for node in filler.tree.nodes()] == ticks
+        assert filler.tree.take_events() == []
 
 
 def test_reset_is_told_as_cleared(filler):
