@@ -84,9 +84,7 @@ class Admission:
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self._settings = settings
-        self._queue: FairQueue[Ticket] = FairQueue(
-            {each: settings.of(each).weight for each in ServiceClass}
-        )
+        self._queue: FairQueue[Ticket] = FairQueue(settings.weights)
         self._tenants = TenantBook(settings.tenants)
         self._ttft = TtftModel()
         self._counts = {each: _ClassCounts() for each in ServiceClass}

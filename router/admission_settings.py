@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from router.request import ServiceClass
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvferry.router_config import ServiceClassConfig, ServiceClassesConfig, TenantConfig
 
 
@@ -30,3 +32,8 @@ class AdmissionSettings:
                 return self.classes.standard
             case ServiceClass.BATCH:
                 return self.classes.batch
+
+    @property
+    def weights(self) -> Mapping[ServiceClass, float]:
+        """Of the classes' shares."""
+        return {each: self.of(each).weight for each in ServiceClass}

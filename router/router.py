@@ -82,8 +82,6 @@ class Router:
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)
-        ends = self.card.eos_token_ids
-        self._constraints = ConstraintGate(model_directory, self.card.vocab_size, ends)
         # Not the served name: KV in files may be older than what that names today. The element
         # type they are computed in changes their KV as other weights would.
         self._weights = f"{weights_identity(model_directory)} {config.model.dtype.value}"
@@ -122,6 +120,10 @@ class Router:
             step_tokens=config.scheduler.chunk_tokens,
         )
         self._waiting_room = WaitingRoom(settings, self._capacity, clock)
+        vocab_size, ends = self.card.vocab_size, self.card.eos_token_ids
+        self._constraints = ConstraintGate(
+            model_directory, vocab_size, ends, settings.weights, clock
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -196,7 +198,9 @@ class Router:
             self._waiting_room.entered(request.service_class, request.tenant) as visit,
         ):
             assert request.input is not None, "checked above"
-            await self._constraints.check(request.sampling.constraint)
+            await self._constraints.check(
+                request.sampling.constraint, request.service_class, request.tenant
+            )
             prompt = await self._encode(request.input)
             cache_use = cache_use_of(request, self._weights)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kvferry.clock import MonotonicClock
 from kvferry.errors import InvalidInput, Overloaded, WorkerUnavailable
 from kvferry.limits import CONSTRAINT_CHARACTERS_MAX
 from kvferry.sampling import Constraint, ConstraintKind
 from router.constraint_gate import ConstraintGate
+from router.request import ServiceClass
 from tests.support.digest_model import EOS, VOCAB
 from tests.support.small_tokenizer import write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 SCHEMA, REGEX, GRAMMAR = ConstraintKind
+WEIGHTS = dict.fromkeys(ServiceClass, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def _verdicts(model: Path, *constraints: tuple[ConstraintKind, str]) -> list[str
     """`ok`, or the refusal, of each; asked one after the other."""
 
     async def ask() -> list[str]:
-        gate = ConstraintGate(model, VOCAB, (EOS,))
+        gate = _gate(model)
         try:
             return [await _verdict(gate, Constraint(kind, text)) for kind, text in constraints]
         finally:
@@ -42,12 +45,20 @@ def _verdicts(model: Path, *constraints: tuple[ConstraintKind, str]) -> list[str
     return asyncio.run(ask())
 
 
+def _gate(model: Path, **options: float) -> ConstraintGate:
+    return ConstraintGate(model, VOCAB, (EOS,), WEIGHTS, MonotonicClock(), **options)
+
+
 async def _verdict(gate: ConstraintGate, constraint: Constraint) -> str:
     try:
-        await gate.check(constraint)
+        await _check(gate, constraint)
     except InvalidInput as error:
         return str(error)
     return "ok"
+
+
+async def _check(gate: ConstraintGate, constraint: Constraint, tenant: str = "") -> None:
+    await gate.check(constraint, ServiceClass.STANDARD, tenant)
 
 
 def _chain(links: int) -> str:
@@ -113,13 +124,70 @@ def test_a_text_that_ends_who_compiles_it_is_refused_and_harms_no_other(model: P
 
 def test_a_client_that_leaves_takes_nothing_from_others(model: Path) -> None:
     async def run() -> None:
-        gate = ConstraintGate(model, VOCAB, (EOS,))
-        leaver = asyncio.create_task(gate.check(Constraint(REGEX, "a+")))
+        gate = _gate(model)
+        leaver = asyncio.create_task(_check(gate, Constraint(REGEX, "a+")))
         other = asyncio.create_task(_verdict(gate, Constraint(REGEX, "(")))
         await asyncio.sleep(0)
         leaver.cancel()
         assert (await other).startswith("sampling.regex: unclosed")
-        await gate.check(Constraint(REGEX, "a+"))
+        await _check(gate, Constraint(REGEX, "a+"))
+        await gate.stop()
+
+    asyncio.run(run())
+
+
+class _SlowGate(ConstraintGate):
+    """Compiles nothing; each constraint takes until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), VOCAB, (EOS,), WEIGHTS, MonotonicClock())
+        self.asked: list[str] = []
+        self.go_on = asyncio.Event()
+
+    async def _ask(self, constraint: Constraint) -> str | None:
+        self.asked.append(constraint.text)
+        await self.go_on.wait()
+        return None
+
+    def asks(self, text: str, tenant: str) -> asyncio.Task[None]:
+        return asyncio.create_task(_check(self, Constraint(REGEX, text), tenant))
+
+
+def test_a_tenant_with_many_does_not_keep_another_waiting() -> None:
+    async def run() -> None:
+        gate = _SlowGate()
+        tasks = [gate.asks(f"many{number}", "many") for number in range(8)]
+        await asyncio.sleep(0)
+        tasks += [gate.asks(f"few{number}", "few") for number in range(2)]
+        await asyncio.sleep(0)
+        gate.go_on.set()
+        await asyncio.gather(*tasks)
+        assert gate.asked[0] == "many0"
+        assert max(map(gate.asked.index, ("few0", "few1"))) <= 3
+        await gate.stop()
+
+    asyncio.run(run())
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    async def run() -> None:
+        gate = _SlowGate()
+        compiled, left, again = (
+            gate.asks("compiled", "a"),
+            gate.asks("left", "a"),
+            gate.asks("again", "a"),
+        )
+        other = gate.asks("again", "b")
+        await asyncio.sleep(0)
+        for task in (compiled, left, again):
+            task.cancel()
+        await asyncio.sleep(0)
+        gate.go_on.set()
+        await other
+        await gate.asks("last", "b")
+        assert gate.asked == ["compiled", "again", "last"]
+        await gate.asks("left", "a")
+        assert gate.asked[-1] == "left"
         await gate.stop()
 
     asyncio.run(run())
@@ -127,9 +195,9 @@ def test_a_client_that_leaves_takes_nothing_from_others(model: Path) -> None:
 
 def test_nobody_waits_for_ever(model: Path) -> None:
     async def run() -> None:
-        gate = ConstraintGate(model, VOCAB, (EOS,), timeout_s=0.0)
+        gate = _gate(model, timeout_s=0.0)
         with pytest.raises(Overloaded):
-            await gate.check(Constraint(REGEX, "a+"))
+            await _check(gate, Constraint(REGEX, "a+"))
         await gate.stop()
 
     asyncio.run(run())
@@ -137,14 +205,14 @@ def test_nobody_waits_for_ever(model: Path) -> None:
 
 def test_a_stopped_gate_refuses(model: Path) -> None:
     async def run() -> None:
-        gate = ConstraintGate(model, VOCAB, (EOS,))
-        waiting = asyncio.create_task(gate.check(Constraint(REGEX, "a+")))
+        gate = _gate(model)
+        waiting = asyncio.create_task(_check(gate, Constraint(REGEX, "a+")))
         await asyncio.sleep(0.01)
         await gate.stop()
         with pytest.raises((WorkerUnavailable, InvalidInput, Overloaded)):
             await waiting
         with pytest.raises(WorkerUnavailable):
-            await gate.check(Constraint(REGEX, "b+"))
+            await _check(gate, Constraint(REGEX, "b+"))
 
     asyncio.run(run())
 
