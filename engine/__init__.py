@@ -5,8 +5,9 @@ May import: `mem_cache`, `kvferry`, torch, numba. Never `kv_transfer`, a role, o
 Reading order. The loop: `request` (a sequence and its stages), `admission` (who may take KV),
 `holding` (KV that goes back and gives way), `scheduler` (what the next step computes), `engine`
 (the step), `step_loop` (the thread), `kv_event_feed` (what others are told). The model:
-`model_directory` (which model) and `model_spec` (its shape), `forward_batch` (what one step
-computes), `attention.metadata` (where its KV lies), `llama` (the computation), `tensor_parallel`
-and `tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
+`model_directory` (which model), `model_spec` (its shape), `layer_spec` and `model_families` (what
+its layers consist of), `forward_batch` (what one step computes), `attention.metadata` (where its KV
+lies), `decoder` (the computation) over `decoder_layer` and `mlp`, `tensor_parallel` and
+`tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
 `constraint` (what a grammar lets come next), `sampler` (the choice of the token).
 """

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
+from engine.attention.layered import LayeredAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.decoder import Decoder
 from engine.forward_batch import ForwardBatch
-from engine.llama import LlamaDecoder
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from engine.attention.backend import AttentionBackend
+    from engine.layer_spec import Windows
     from engine.operators.interface import Operators
     from engine.tensor_parallel import Collective
     from mem_cache.kv_pool import KvPool
@@ -52,9 +55,9 @@ class ModelRunner:
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
-            attention = CpuAttention(kv_pool, threads, rank_spec.sliding_window)
+            attention = _choose_attention(kv_pool, threads, rank_spec.windows)
             operators = _choose_operators(dtype, threads)
-            decoder = LlamaDecoder(rank_spec, weights, operators, attention, collective)
+            decoder = Decoder(rank_spec, weights, operators, attention, collective)
             return _RankModel(decoder, kv_pool)
 
         self._ranks = RankGroup(len(kv_pools), build)
@@ -64,7 +67,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Logits, float32 [R, vocab]; the KV of every token of the batch is in its slot after.
 
-        `on_layers`: see `LlamaDecoder.forward`. Raises `InternalError` if a rank has failed; the
+        `on_layers`: see `Decoder.forward`. Raises `InternalError` if a rank has failed; the
         runner is of no use then.
         """
         return self._ranks.forward(batch, on_layers)
@@ -82,7 +85,7 @@ class ModelRunner:
 class _RankModel:
     """Implements `RankModel`."""
 
-    def __init__(self, decoder: LlamaDecoder, kv_pool: KvPool) -> None:
+    def __init__(self, decoder: Decoder, kv_pool: KvPool) -> None:
         self._decoder = decoder
         self._kv_pool = kv_pool
 
@@ -103,6 +106,13 @@ def _set_threads(threads: int) -> None:
         numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
         # Numba refuses more than the machine has.
         numba.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
+
+
+def _choose_attention(kv_pool: KvPool, threads: int, windows: Windows) -> AttentionBackend:
+    backends = {window: CpuAttention(kv_pool, threads, window) for window in windows}
+    if len(backends) == 1:
+        return backends[windows[0]]
+    return LayeredAttention([backends[window] for window in windows])
 
 
 def _choose_operators(dtype: DType, threads: int) -> Operators:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from engine.layer_spec import NO_BIASES, NO_OTHER_NORMS, USUAL_SCALES, Activation
+from engine.model_families import find_activation, find_family
 from kvferry.config import KvArrangement
 from kvferry.errors import ConfigError
 from kvferry.model_files import read_json
@@ -13,41 +15,15 @@ from mem_cache.layout import KvLayout
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from engine.layer_spec import Biases, Experts, Norms, Scales, Windows
+    from engine.model_families import Config, Family
+    from engine.rope_spec import RopeSpec
     from kvferry.config import KvDType
-
-_WINDOWED = "MistralForCausalLM"
-"""The Llama decoder with a window on attention."""
-_ARCHITECTURES = frozenset({"LlamaForCausalLM", _WINDOWED})
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3RopeScaling:
-    """Llama 3.1's stretching of low frequencies beyond the original context."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinearRopeScaling:
-    """Every position divided by `factor`."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
-    """Rotary position embedding: base frequency and how it is stretched, if at all."""
-
-    theta: float
-    scaling: Llama3RopeScaling | LinearRopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the engine has to know of a Llama-family model to run it."""
+    """What the engine has to know of a model to run it."""
 
     num_layers: int
     num_heads: int
@@ -63,15 +39,29 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     tied_embeddings: bool
     """The output head is the token embedding."""
-    sliding_window: int | None = None
-    """Tokens, itself included, that each token attends to in every layer; None: all before it."""
+    windows: Windows
+    """Of each layer."""
+    local_rope: RopeSpec
+    """In place of `rope` in layers with a window; mostly the same."""
+    activation: Activation = Activation.SILU
+    biases: Biases = NO_BIASES
+    norms: Norms = NO_OTHER_NORMS
+    scales: Scales = USUAL_SCALES
+    experts: Experts | None = None
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The window of every layer; None: some layer reads further back than another one, or all
+        the way."""
+        first = self.windows[0]
+        return first if all(window == first for window in self.windows) else None
 
     def of_rank(self, ranks: int, setting: str) -> ModelSpec:
         """What each of so many tensor-parallel ranks has of it.
 
         Raises `ConfigError` naming `setting` where they cannot have equal parts.
         """
-        shared = {"KV heads": self.num_kv_heads, "MLP columns": self.intermediate_size}
+        shared = {"KV heads": self.num_kv_heads} | self._mlp_widths()
         for what, count in shared.items():
             if count % ranks:
                 raise ConfigError(setting, f"is {ranks}; must divide the model's {count} {what}")
@@ -80,7 +70,19 @@ class ModelSpec:
             num_heads=self.num_heads // ranks,
             num_kv_heads=self.num_kv_heads // ranks,
             intermediate_size=self.intermediate_size // ranks,
+            experts=None if self.experts is None else self.experts.of_rank(ranks),
         )
+
+    def _mlp_widths(self) -> dict[str, int]:
+        """Columns that ranks share, by what they are of."""
+        experts = self.experts
+        widths = {}
+        if experts is None or len(experts.layers) < self.num_layers:
+            widths["MLP columns"] = self.intermediate_size
+        if experts is not None:
+            widths["columns of an expert"] = experts.width
+            widths["columns of the shared expert"] = experts.shared_width or 0
+        return widths
 
     def kv_layout(
         self,
@@ -98,9 +100,10 @@ class ModelSpec:
 def load_spec(directory: Path) -> ModelSpec:
     """Read the spec of a Hugging Face directory. `ConfigError` names what is not supported."""
     config = read_json(directory / "config.json")
-    _require_supported(config, directory)
     try:
-        spec = _spec_of(config, directory)
+        spec = _spec_of(config, find_family(config), directory)
+    except ConfigError as error:
+        raise ConfigError("model.path", f"{directory}: {error.problem}") from error
     except KeyError as error:
         raise ConfigError("model.path", f"{directory}: config.json lacks {error}") from error
     except (TypeError, ValueError) as error:
@@ -119,7 +122,7 @@ def _check_ids(spec: ModelSpec, directory: Path) -> None:
         )
 
 
-def _spec_of(config: dict[str, Any], directory: Path) -> ModelSpec:
+def _spec_of(config: Config, family: Family, directory: Path) -> ModelSpec:
     num_heads = int(config["num_attention_heads"])
     hidden_size = int(config["hidden_size"])
     num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
@@ -127,70 +130,28 @@ def _spec_of(config: dict[str, Any], directory: Path) -> ModelSpec:
         raise ConfigError(
             "model.path", f"{num_heads} query heads cannot share {num_kv_heads} KV heads"
         )
+    rope, local_rope = family.ropes(config)
     return ModelSpec(
         num_layers=int(config["num_hidden_layers"]),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        head_dim=int(config.get("head_dim") or family.head_dim or hidden_size // num_heads),
         hidden_size=hidden_size,
         intermediate_size=int(config["intermediate_size"]),
         vocab_size=int(config["vocab_size"]),
         rms_eps=float(config["rms_norm_eps"]),
-        rope=_rope_spec(config),
+        rope=rope,
         context_length=int(config["max_position_embeddings"]),
         eos_token_ids=_eos_token_ids(directory, config),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        sliding_window=_sliding_window(config),
+        tied_embeddings=bool(config.get("tie_word_embeddings", family.tied_embeddings)),
+        windows=family.windows(config),
+        local_rope=local_rope,
+        activation=find_activation(config, family),
+        biases=family.biases(config),
+        norms=family.norms,
+        scales=family.scales(config),
+        experts=family.experts(config),
     )
-
-
-def _require_supported(config: dict[str, Any], directory: Path) -> None:
-    architectures = config.get("architectures") or ["none named"]
-    if not _ARCHITECTURES.intersection(architectures):
-        known = ", ".join(sorted(_ARCHITECTURES))
-        raise ConfigError(
-            "model.path", f"{directory} holds {', '.join(architectures)}; supported: {known}"
-        )
-    for name in ("attention_bias", "mlp_bias"):
-        if config.get(name, False):
-            raise ConfigError("model.path", f"{directory}: {name} is not supported")
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ConfigError("model.path", f"{directory}: activation {activation} is not supported")
-
-
-def _sliding_window(config: dict[str, Any]) -> int | None:
-    """Llama has none, whatever its config says; later Mistrals say null."""
-    window = config.get("sliding_window")
-    if _WINDOWED not in config["architectures"] or window is None:
-        return None
-    kinds = config.get("layer_types") or []
-    if any(kind != "sliding_attention" for kind in kinds):
-        raise ConfigError("model.path", f"layers of the kinds {sorted(set(kinds))} in one model")
-    if int(window) < 2:
-        raise ConfigError("model.path", f"sliding_window is {window}; must be 2 or more")
-    return int(window)
-
-
-def _rope_spec(config: dict[str, Any]) -> RopeSpec:
-    # transformers 5 writes `rope_parameters`; earlier versions `rope_theta` and `rope_scaling`.
-    values: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(values.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    match values.get("rope_type", values.get("type", "default")):
-        case "default":
-            return RopeSpec(theta)
-        case "linear":
-            return RopeSpec(theta, LinearRopeScaling(float(values["factor"])))
-        case "llama3":
-            scaling = Llama3RopeScaling(
-                factor=float(values["factor"]),
-                low_freq_factor=float(values["low_freq_factor"]),
-                high_freq_factor=float(values["high_freq_factor"]),
-                original_context_length=int(values["original_max_position_embeddings"]),
-            )
-            return RopeSpec(theta, scaling)
-        case other:
-            raise ConfigError("model.path", f"rope scaling {other!r} is not supported")
 
 
 def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import torch
 
 from engine.tensor_parallel import WHOLE
 from kvferry.errors import ConfigError
+from kvferry.model_files import read_json
 from mem_cache.element_codec import torch_dtype
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _TORCH_OF_NAME = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 _NAME_OF_TORCH = {dtype: name for name, dtype in _TORCH_OF_NAME.items()}
 _ALIGNMENT = 64
 """Bytes; data begins on a cache line."""
+_INDEX = "model.safetensors.index.json"
+_UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight")
+"""What some checkpoints hold though it follows from their config, or from a tied embedding."""
 _HEADER_BYTES_MAX = 100 * 2**20
 """As the safetensors library allows."""
 
@@ -72,18 +76,37 @@ class _Placed:
 class Weights:
     """The tensors of a model directory, by name. Reading one that is missing is a `ConfigError`."""
 
-    def __init__(self, placed: Mapping[str, _Placed], dtype: torch.dtype) -> None:
+    def __init__(
+        self, placed: Mapping[str, _Placed], dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
         self._placed = dict(placed)
         self._dtype = dtype
+        self._device = device
+        self._used: set[str] = set()
+
+    def require(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises `ConfigError` naming the tensor unless there is one of this shape."""
+        found = self._find(name).shape
+        if found != shape:
+            raise ConfigError("model.path", f"{name!r} has shape {found}; config.json says {shape}")
+
+    def refuse_unused(self) -> None:
+        """Raises `ConfigError` naming a tensor that was never read: the model is another one."""
+        for name in self._placed:
+            if name not in self._used and not name.endswith(_UNUSED_SUFFIXES):
+                raise ConfigError(
+                    "model.path",
+                    f"the weights have a tensor {name!r} that config.json has no use for",
+                )
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor in the model's dtype: a view into the file unless its dtype is another."""
-        return self._find(name).tensor().to(self._dtype)
+        """One tensor in the model's dtype, on its device; a view into the file if it lies so."""
+        return self._find(name).tensor().to(self._device, self._dtype)
 
     def columns(self, name: str, shard: Shard) -> torch.Tensor:
         """A part of the columns of a matrix, contiguous; as `tensor` where it is the whole."""
         whole = self._find(name).tensor()
-        return whole[:, shard.of(whole.shape[1])].to(self._dtype).contiguous()
+        return whole[:, shard.of(whole.shape[1])].to(self._device, self._dtype).contiguous()
 
     def fused(self, names: Sequence[str], shard: Shard = WHOLE) -> torch.Tensor:
         """Tensors of equal width stacked by rows, a part of the rows of each.
@@ -97,25 +120,42 @@ class Weights:
             whole = _Placed(
                 first.data, first.start, parts[-1].stop, first.dtype, (rows, *first.shape[1:])
             )
-            return whole.tensor().to(self._dtype)
-        return torch.cat([part.tensor().to(self._dtype) for part in parts])
+            return whole.tensor().to(self._device, self._dtype)
+        return torch.cat([part.tensor().to(self._device, self._dtype) for part in parts])
 
     def _find(self, name: str) -> _Placed:
         found = self._placed.get(name)
         if found is None:
             raise ConfigError("model.path", f"the weights have no tensor {name!r}")
+        self._used.add(name)
         return found
 
 
-def load_weights(directory: Path, dtype: DType) -> Weights:
-    """Map every safetensors file of a model directory."""
-    files = sorted(directory.glob("*.safetensors"))
+def load_weights(directory: Path, dtype: DType, device: str = "cpu") -> Weights:
+    """Map the safetensors files of a model directory; tensors are read to `device`."""
+    placed: dict[str, _Placed] = {}
+    for file in _files(directory):
+        placed |= _map_file(file)
+    return Weights(placed, torch_dtype(dtype), device)
+
+
+def _files(directory: Path) -> list[Path]:
+    """Those that the index names, `model.safetensors`, or all: some directories hold the same
+    weights once more in another form."""
+    index, single = directory / _INDEX, directory / "model.safetensors"
+    if index.is_file():
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
+            raise ConfigError("model.path", f"{index} has no weight_map from tensors to files")
+        files = [directory / name for name in sorted(set(named.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ConfigError("model.path", f"{directory} lacks {missing[0]}, which {_INDEX} names")
+        return files
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if not files:
         raise ConfigError("model.path", f"{directory} has no .safetensors file")
-    placed: dict[str, _Placed] = {}
-    for file in files:
-        placed |= _map_file(file)
-    return Weights(placed, torch_dtype(dtype))
+    return files
 
 
 def _map_file(file: Path) -> dict[str, _Placed]:

@@ -1,6 +1,6 @@
 """The compressed KV of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
 
-No model of the engine uses it yet: `engine.llama` has no latent attention.
+No model of the engine uses it yet: `engine.decoder` has no latent attention.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ POOL_MUTANTS = (
     Mutant(
         "written-past-the-codec",
         "The decoder writes in place only what the pool stores as it is.",
-        "engine/llama.py",
+        "engine/decoder.py",
         "if kv_pool.in_place_dtype == qkv.dtype:",
         "if kv_pool.in_place_dtype is not None:",
         _MODEL_TESTS,

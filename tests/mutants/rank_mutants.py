@@ -13,11 +13,11 @@ RANK_MUTANTS = (
     Mutant(
         "layers-told-before-all-ranks-wrote-them",
         "KV may leave when every rank has written its heads of it.",
-        "engine/llama.py",
-        "            projected = ops.linear(attended, layer.output)\n",
+        "engine/decoder.py",
+        "            projected = layer.output.apply(ops, attended)\n",
         "            if on_layers is not None and index + 1 < len(self._layers):\n"
         "                on_layers(index + 1)\n"
-        "            projected = ops.linear(attended, layer.output)\n",
+        "            projected = layer.output.apply(ops, attended)\n",
         (f"{_MODEL_TESTS}::test_layers_are_told_when_every_rank_has_written_them",),
     ),
     Mutant(

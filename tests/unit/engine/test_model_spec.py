@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.model_spec import LinearRopeScaling, Llama3RopeScaling, RopeSpec, load_spec
+from engine.model_spec import load_spec
+from engine.rope_spec import LinearRopeScaling, Llama3RopeScaling, RopeSpec, YarnRopeScaling
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -78,6 +80,34 @@ def test_the_generation_config_decides_the_ends(
             },
             RopeSpec(5e5, Llama3RopeScaling(8.0, 1.0, 4.0, 8192)),
         ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            RopeSpec(1e4, YarnRopeScaling(4.0, 8192, 0.1 * math.log(4.0) + 1.0)),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": None,
+                    "mscale": 1.0,
+                    "mscale_all_dim": 2.0,
+                    "original_max_position_embeddings": 2048,
+                    "beta_fast": 16,
+                    "truncate": False,
+                }
+            },
+            RopeSpec(
+                1e4,
+                YarnRopeScaling(
+                    4.0,
+                    2048,
+                    (0.1 * math.log(4.0) + 1.0) / (0.2 * math.log(4.0) + 1.0),
+                    beta_fast=16.0,
+                    whole_dimensions=False,
+                ),
+            ),
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, RopeSpec(1e4)),
     ],
 )
 def test_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeSpec) -> None:
@@ -90,9 +120,9 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeSpec) -> No
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "none named"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"attention_bias": True}, "attention_bias"),
         ({"num_key_value_heads": 2}, "cannot share"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rms_norm_eps": None}, "wrong type"),
         ({"vocab_size": "many"}, "wrong type"),
         ({"vocab_size": 100, "eos_token_id": 100}, "outside the vocabulary of 100"),

@@ -1,0 +1,173 @@
+"""The weights of a decoder's layers, read as one rank needs them.
+
+Every tensor has the shape that the model's config says: native kernels look at no bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.mlp import GatedMlp, MixtureOfExperts, SharedExpert
+from engine.projection import Projection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from engine.layer_spec import Experts
+    from engine.mlp import Mlp
+    from engine.model_spec import ModelSpec
+    from engine.tensor_parallel import Shard
+    from engine.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorms:
+    """RMSNorms of every query and key head, [D] each."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """One layer; norms [hidden]. What is None the model has not."""
+
+    attention_norm: torch.Tensor
+    """Of attention's input."""
+    qkv: Projection
+    head_norms: HeadNorms | None
+    output: Projection
+    attention_output_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    """Of the MLP's input."""
+    mlp: Mlp
+    mlp_output_norm: torch.Tensor | None
+
+
+class LayerLoader:
+    """Reads layers of a model. Raises `ConfigError` for a tensor that is missing or misshapen."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, shard: Shard) -> None:
+        """`spec`: of the rank; `weights`: of the whole model."""
+        self._spec = spec
+        self._weights = weights
+        self._shard = shard
+
+    def load(self, layer: int) -> DecoderLayer:
+        """All of a layer."""
+        spec, prefix = self._spec, f"model.layers.{layer}"
+        hidden, norms = spec.hidden_size, spec.norms
+        # Where outputs have norms too, the norm after attention is that of its output.
+        after = f"{prefix}.post_attention_layernorm"
+        attention = f"{prefix}.self_attn"
+        heads = spec.num_heads * spec.head_dim
+        return DecoderLayer(
+            attention_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            qkv=self._qkv(attention),
+            head_norms=self._head_norms(attention) if norms.per_head else None,
+            output=self._outward(f"{attention}.o_proj", heads, biased=spec.biases.output),
+            attention_output_norm=self.norm(after, hidden) if norms.on_outputs else None,
+            mlp_norm=self.norm(
+                f"{prefix}.pre_feedforward_layernorm" if norms.on_outputs else after, hidden
+            ),
+            mlp=self._mlp(layer, prefix),
+            mlp_output_norm=(
+                self.norm(f"{prefix}.post_feedforward_layernorm", hidden)
+                if norms.on_outputs
+                else None
+            ),
+        )
+
+    def norm(self, module: str, width: int) -> torch.Tensor:
+        """The weight of an RMSNorm, [width], as it is multiplied by."""
+        name = f"{module}.weight"
+        self._weights.require(name, (width,))
+        weight = self._weights.tensor(name)
+        offset = self._spec.norms.offset
+        return (weight.float() + offset).to(weight.dtype) if offset else weight
+
+    def whole(self, module: str, rows: int) -> Projection:
+        """The same on every rank."""
+        name = f"{module}.weight"
+        self._weights.require(name, (rows, self._spec.hidden_size))
+        return Projection(self._weights.tensor(name))
+
+    def _qkv(self, attention: str) -> Projection:
+        spec = self._spec
+        heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        modules = [f"{attention}.{part}_proj" for part in "qkv"]
+        return self._inward(modules, [n * spec.head_dim for n in heads], biased=spec.biases.qkv)
+
+    def _head_norms(self, attention: str) -> HeadNorms:
+        width, score = self._spec.head_dim, self._spec.scales.score
+        query = self.norm(f"{attention}.q_norm", width)
+        if score is not None and score != width**-0.5:
+            # Attention scales by the latter.
+            query = (query.float() * (score * width**0.5)).to(query.dtype)
+        return HeadNorms(query, self.norm(f"{attention}.k_norm", width))
+
+    def _mlp(self, layer: int, prefix: str) -> Mlp:
+        experts = self._spec.experts
+        if experts is not None and layer in experts.layers:
+            return self._mixture(prefix, experts)
+        mlp = f"{prefix}.mlp"
+        names = (f"{mlp}.gate_proj", f"{mlp}.up_proj", f"{mlp}.down_proj")
+        return self._gated(names, self._spec.intermediate_size, biased=self._spec.biases.mlp)
+
+    def _mixture(self, prefix: str, experts: Experts) -> MixtureOfExperts:
+        names = experts.names
+        parts = (names.gate, names.up, names.down)
+        return MixtureOfExperts(
+            router=self.whole(f"{prefix}.{names.router}", experts.count),
+            experts=[
+                self._gated(
+                    [f"{prefix}.{names.experts}.{n}.{part}" for part in parts], experts.width
+                )
+                for n in range(experts.count)
+            ],
+            per_token=experts.per_token,
+            normalised=experts.normalised,
+            shared=self._shared(prefix, experts.shared_width) if experts.shared_width else None,
+        )
+
+    def _shared(self, prefix: str, width: int) -> SharedExpert:
+        expert = f"{prefix}.mlp.shared_expert"
+        names = [f"{expert}.{part}_proj" for part in ("gate", "up", "down")]
+        return SharedExpert(self._gated(names, width), self.whole(f"{expert}_gate", 1))
+
+    def _gated(self, modules: Sequence[str], width: int, *, biased: bool = False) -> GatedMlp:
+        """`modules`: gate, up and down."""
+        gate, up, down = modules
+        return GatedMlp(
+            gate_up=self._inward([gate, up], [width, width], biased=biased),
+            down=self._outward(down, width, biased=biased),
+            activation=self._spec.activation,
+        )
+
+    def _inward(self, modules: Sequence[str], rows: Sequence[int], *, biased: bool) -> Projection:
+        """From the residual to this rank's `rows` of each module, as one product."""
+        for module, count in zip(modules, rows, strict=True):
+            whole = count * self._shard.ranks
+            self._weights.require(f"{module}.weight", (whole, self._spec.hidden_size))
+            if biased:
+                self._weights.require(f"{module}.bias", (whole,))
+        weight = self._weights.fused([f"{module}.weight" for module in modules], self._shard)
+        if not biased:
+            return Projection(weight)
+        biases = [f"{module}.bias" for module in modules]
+        return Projection(weight, self._weights.fused(biases, self._shard))
+
+    def _outward(self, module: str, columns: int, *, biased: bool) -> Projection:
+        """From this rank's `columns` to its summand of what is added to the residual."""
+        hidden = self._spec.hidden_size
+        self._weights.require(f"{module}.weight", (hidden, columns * self._shard.ranks))
+        weight = self._weights.columns(f"{module}.weight", self._shard)
+        if not biased:
+            return Projection(weight)
+        self._weights.require(f"{module}.bias", (hidden,))
+        bias = self._weights.tensor(f"{module}.bias")
+        # The summands' sum has it once.
+        return Projection(weight, bias if self._shard.rank == 0 else None)
