@@ -38,6 +38,13 @@ class DType(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class DeviceKind(Enum):
+    """Where a worker computes, and where its KV lies."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class KvDType(Enum):
     """Element type of KV. `AUTO` is the model's. int8 has a scale per token and head."""
 
@@ -109,6 +116,8 @@ class ModelConfig:
     """What clients call the model."""
     dtype: DType = DType.FLOAT32
     """Element type of the weights."""
+    device: DeviceKind = DeviceKind.CPU
+    """cuda: with FlashInfer, on the GPU that Ray gives each worker (docs/gpu.md)."""
     context_length: int = 8192
     """Longest prompt + answer in tokens; bounded by what the model was made for."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
-from kvferry.limits import TENANT_CHARACTERS_MAX
+from kvferry.limits import STOP_GRACE_S_MAX, TENANT_CHARACTERS_MAX
 from kvferry.router_config import ADMIN_TENANT
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _AT_LEAST: Mapping[str, float] = (
         "handoff.local_prefill_tokens_max": 0,
         "router.port": 0,
         "router.requests_max": 1,
+        "router.stop_grace_s": 0,
         "router.http.port": 0,
         "router.smg.port": 0,
         "router.tenants.concurrent_max": 0,
@@ -57,6 +58,8 @@ _AT_LEAST: Mapping[str, float] = (
         "restart_backoff_s": 0,
     }
 )
+_CUDA_DTYPES = ("float16", "bfloat16")
+"""What FlashInfer's attention computes with."""
 _ABOVE_ZERO = (
     "handoff.link_timeout_s",
     "router.request_timeout_s",
@@ -67,6 +70,7 @@ _AT_MOST: Mapping[str, float] = {
     "router.port": 65535,
     "router.http.port": 65535,
     "router.smg.port": 65535,
+    "router.stop_grace_s": STOP_GRACE_S_MAX,
     "scheduler.output_reserve": 1,
 }
 _NOT_EMPTY = (
@@ -86,6 +90,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     if config.cache.host.memory_bytes and not config.cache.radix:
         raise ConfigError("cache.host.memory_bytes", "needs cache.radix: a tier of an index")
     groups = config.workers
+    _validate_device(config, values)
     for role in _ROLES:
         gpus = getattr(groups, role).gpus
         if gpus > 1 and not gpus.is_integer():
@@ -100,6 +105,27 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     _validate_ports(config.router)
     _validate_security(config.router.security)
     _validate_smg(config.router)
+
+
+def _validate_device(config: ClusterConfig, values: Mapping[str, Any]) -> None:
+    """On a CUDA device everything that has no kernel, or no device, is refused before the start."""
+    if config.model.device.value != "cuda":
+        return
+    dtype = config.model.dtype.value
+    if dtype not in _CUDA_DTYPES:
+        problem = f"is {dtype}; must be {' or '.join(_CUDA_DTYPES)} with model.device cuda"
+        raise ConfigError("model.dtype", problem)
+    if config.cache.dtype.value not in ("auto", dtype):
+        problem = f"is {config.cache.dtype.value}; must be auto with model.device cuda"
+        raise ConfigError("cache.dtype", problem)
+    for role in _ROLES:
+        group = f"workers.{role}"
+        if values[f"{group}.count"] and not values[f"{group}.gpus"]:
+            raise ConfigError(f"{group}.gpus", "is 0; must be above 0 with model.device cuda")
+        ranks = values[f"{group}.tensor_parallel"]
+        if ranks > 1:
+            problem = f"is {ranks}; must be 1 with model.device cuda"
+            raise ConfigError(f"{group}.tensor_parallel", problem)
 
 
 def _validate_ports(router: RouterConfig) -> None:

@@ -8,6 +8,7 @@ import yaml
 from kvferry.config import (
     CacheConfig,
     ClusterConfig,
+    DeviceKind,
     DType,
     config_from_mapping,
     load_config,
@@ -81,6 +82,24 @@ def test_settings_names_each_leaf_with_its_default():
         ("workers: {both: {cpus: -0.5}}", "workers.both.cpus", "at least 0"),
         ("workers: {both: {gpus: -1}}", "workers.both.gpus", "at least 0"),
         ("workers: {both: {gpus: 1.5}}", "workers.both.gpus", "must be whole"),
+        ("model: {device: gpu}", "model.device", "must be one of cpu, cuda"),
+        ("model: {device: cuda}", "model.dtype", "is float32; must be float16 or bfloat16"),
+        (
+            "{model: {device: cuda, dtype: float16}, cache: {dtype: int8}}",
+            "cache.dtype",
+            "is int8; must be auto with model.device cuda",
+        ),
+        (
+            "{model: {device: cuda, dtype: float16}, workers: {prefill: {gpus: 0.5}}}",
+            "workers.decode.gpus",
+            "is 0; must be above 0 with model.device cuda",
+        ),
+        (
+            "{model: {device: cuda, dtype: bfloat16}, workers: {prefill: {gpus: 1},"
+            " decode: {gpus: 2, tensor_parallel: 2}}}",
+            "workers.decode.tensor_parallel",
+            "is 2; must be 1 with model.device cuda",
+        ),
         ("handoff: {link_timeout_s: 0}", "handoff.link_timeout_s", "above 0"),
         ("handoff: {link_timeout_s: -1.5}", "handoff.link_timeout_s", "above 0"),
         ("handoff: {local_prefill_tokens_max: -1}", "handoff.local_prefill_tokens_max", "least 0"),
@@ -89,6 +108,8 @@ def test_settings_names_each_leaf_with_its_default():
         ("router: {port: -1}", "router.port", "at least 0"),
         ("router: {host: ''}", "router.host", "must not be empty"),
         ("router: {status_interval_s: 0}", "router.status_interval_s", "above 0"),
+        ("router: {stop_grace_s: -1}", "router.stop_grace_s", "at least 0"),
+        ("router: {stop_grace_s: 3601}", "router.stop_grace_s", "at most 3600"),
         ("router: {request_timeout_s: .nan}", "router.request_timeout_s", "finite number"),
         ("router: {request_timeout_s: .inf}", "router.request_timeout_s", "finite number"),
         ("router: {request_timeout_s: -1}", "router.request_timeout_s", "above 0"),
@@ -197,3 +218,11 @@ def test_each_worker_has_a_folder_of_its_own_for_files():
     ).cache
     assert cache.with_files_in("decode-0").host.files.directory == "/kv/decode-0"
     assert CacheConfig().with_files_in("decode-0") == CacheConfig(), "without files there is none"
+
+
+def test_a_cuda_device_with_gpus_for_every_worker() -> None:
+    settings = {"model.device": "cuda", "model.dtype": "bfloat16", "cache.dtype": "bfloat16"}
+    gpus = {f"workers.{role}.gpus": "0.5" for role in ("prefill", "decode")}
+    config = load_config(None, {}, settings | gpus)
+    assert config.model.device is DeviceKind.CUDA
+    assert load_config(None, {}, {}).model.device is DeviceKind.CPU
