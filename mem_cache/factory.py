@@ -101,7 +101,7 @@ def assemble_kv_cache(
         tier = HostTier(tree, allocator, pages, new_copier(), config.host, files)
     return KVCache(
         pool,
-        ReqToTokenPool(config.rows, width, device),
+        ReqToTokenPool(config.rows, width),
         allocator,
         tree,
         tier,

@@ -90,6 +90,7 @@ class PagedPool(Generic[LayoutT]):
         else:
             for stored, moved in self._pieces(table, part, runs, rows):
                 moved.copy_(stored)
+        self._end_copies()
         return used
 
     def scatter(self, slots: SlotIndices, part: KvPart, payload: torch.Tensor) -> None:
@@ -106,6 +107,12 @@ class PagedPool(Generic[LayoutT]):
         else:
             for stored, moved in self._pieces(table, part, runs, rows):
                 stored.copy_(moved)
+        self._end_copies()
+
+    def _end_copies(self) -> None:
+        """A copy on a device is only begun when torch returns; whoever is told of it reads it."""
+        if self.buffer.is_cuda:
+            torch.cuda.current_stream().synchronize()
 
     def _store(self, layer: int, slots: torch.Tensor, stored: torch.Tensor) -> None:
         """Put stored units [planes, T, heads, width] of one layer into `slots` (int64 [T])."""

@@ -25,16 +25,15 @@ class RowHolder(Protocol):
 class ReqToTokenPool:
     """The row table `R[r, p]`, and which rows are free. Row 0 is never handed out.
 
-    `req_to_token` is int32 `[rows + 1, context_length]` on `device`. The host's copy is the truth
-    and what `read` reads; on the CPU both are the same memory.
+    `req_to_token` is int32 `[rows + 1, context_length]` on the host, where a step's page tables are
+    read out of it; kernels on a device get those.
     """
 
-    def __init__(self, rows: int, context_length: int, device: str = "cpu") -> None:
+    def __init__(self, rows: int, context_length: int) -> None:
         self.num_rows = rows
         self.context_length = context_length
         self._host: NDArray[np.int32] = np.zeros((rows + 1, context_length), dtype=np.int32)
-        self.req_to_token: torch.Tensor = torch.from_numpy(self._host).to(device)
-        self._device_is_host = self.req_to_token.device.type == "cpu"
+        self.req_to_token: torch.Tensor = torch.from_numpy(self._host)
         self._generations: NDArray[np.int64] = np.zeros(rows + 1, dtype=np.int64)
         self._free = list(range(rows, 0, -1))
 
@@ -93,10 +92,6 @@ class ReqToTokenPool:
         assert 0 < row <= self.num_rows, f"row {row} is reserved or out of range"
         assert stop <= self.context_length, f"position {stop} is beyond {self.context_length}"
         self._host[row, start:stop] = slots
-        if not self._device_is_host:
-            self.req_to_token[row, start:stop] = torch.from_numpy(self._host[row, start:stop]).to(
-                self.req_to_token.device
-            )
 
     def read(self, row: int, start: int, stop: int) -> SlotIndices:
         """A copy of R[row, start:stop]: the row may be reused while the caller holds it."""
