@@ -158,11 +158,11 @@ def test_a_new_key_works_and_an_old_one_does_not_without_a_restart(protected: Pr
     before = protected.keys.read_text()
     protected.keys.write_text(f"admin: {OPERATOR}\nred: {RED}\n")
     try:
-        wait_until("the new key", lambda: is_known(RED), 20)
+        wait_until("the new key", lambda: is_known(RED))
         assert not is_known(BLUE)
     finally:
         protected.keys.write_text(before)
-    wait_until("the old key", lambda: is_known(BLUE), 20)
+    wait_until("the old key", lambda: is_known(BLUE))
 
 
 def test_the_command_line(protected: Protected) -> None:

@@ -116,7 +116,7 @@ def running_gateway(engine: str, log: Path) -> Iterator[Gateway]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

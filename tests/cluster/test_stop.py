@@ -56,7 +56,7 @@ def test_who_is_nearly_done_is_finished_others_are_told_and_readers_of_logs_are_
                     refusals[:] = [(response.status, response.headers, response.read())]
                 return response.status == 503
 
-            wait_until("a refusal", is_refused, 30, state=lambda: refusals)
+            wait_until("a refusal", is_refused, state=lambda: refusals)
             responses = [first, *answer]
             *_, last = events
             running.process.wait(timeout=40.0)

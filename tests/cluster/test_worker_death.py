@@ -82,7 +82,7 @@ def _wait_idle(cluster: RunningCluster) -> None:
             for entry in status.workers
         )
 
-    cluster.wait_for_status(idle, timeout_s=20.0)
+    cluster.wait_for_status(idle)
 
 
 def _assert_serves(cluster: RunningCluster, expected: list[int], prompt: list[int]) -> None:

@@ -36,7 +36,7 @@ class Bench:
             found.extend(self.copier.take_done())
             return len(found) >= count
 
-        wait_until(f"{count} ends", collect, 10)
+        wait_until(f"{count} ends", collect)
         return found
 
 
@@ -74,7 +74,7 @@ def test_finishing_what_is_done_already_takes_its_end(bench):
     first, second = bench.submit("a", error), bench.submit("b")
     if isinstance(bench.copier, ManualCopier):
         bench.copier.run_all()
-    wait_until("both ran", lambda: bench.ran == ["a", "b"], 10)
+    wait_until("both ran", lambda: bench.ran == ["a", "b"])
     assert bench.copier.finish(first) is error
     assert [end.copy for end in bench.ends(1)] == [second]
 
@@ -95,4 +95,4 @@ def test_a_wake_up_finds_something_to_take(bench):
     bench.submit("a")
     if isinstance(bench.copier, ManualCopier):
         bench.copier.run_all()
-    wait_until("the wake-up", lambda: len(found) == 1, 10)
+    wait_until("the wake-up", lambda: len(found) == 1)

@@ -101,7 +101,7 @@ def call(channel: grpc.Channel, method: str, data: bytes) -> None:
     """Fails unless it is answered, or refused with the name of a field."""
     refusal = None
     try:
-        for _ in channel.unary_stream(method)(data, timeout=20):
+        for _ in channel.unary_stream(method)(data, timeout=60):
             pass
     except grpc.RpcError as error:
         refusal = error
@@ -169,6 +169,6 @@ def test_a_client_that_knows_nothing_but_the_address(bench: RouterBench) -> None
             response_deserializer=answer_kind.FromString,
         )
         request = request_kind(text="abc", sampling={"max_tokens": 5})
-        answers = list(call_of(request, timeout=20))
+        answers = list(call_of(request, timeout=60))
     assert "".join(answer.text for answer in answers) == "abc"
     assert answers[-1].finish.usage.completion_tokens == 3

@@ -45,7 +45,7 @@ def test_connections_are_bounded_and_a_place_that_is_left_is_free() -> None:
         await BoundedSite(runner, ("127.0.0.1", 0), None, 2).start()
         address = runner.addresses[0]
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 first, second = [await ask(address), await ask(address)]
                 assert b" 200 " in first[0]
                 reader, writer = await asyncio.open_connection(*address)

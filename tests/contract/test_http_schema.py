@@ -69,7 +69,7 @@ def ask(url: str, label: str, mode: GenerationMode, examples: int) -> None:
             suppress_health_check=list(HealthCheck),
         )
         def keeps_to_the_description(case: Case) -> None:
-            response = case.call(base_url=url, session=session, timeout=20)
+            response = case.call(base_url=url, session=session, timeout=60)
             case.validate_response(response, checks=CHECKS)
             if response.status_code >= 400:
                 names_its_field(response.json()["error"])
@@ -105,7 +105,7 @@ def test_a_stream_keeps_to_the_description(
     operation = OPERATIONS[f"POST {path}"]
     case = operation.Case(body=body | {"stream": True}, media_type="application/json")
     with requests.Session() as session:
-        response = case.call(base_url=bench.http_url, session=session, timeout=20)
+        response = case.call(base_url=bench.http_url, session=session, timeout=60)
     assert response.headers["content-type"][0].startswith("text/event-stream")
     case.validate_response(response, checks=CHECKS)
 

@@ -29,7 +29,7 @@ def run(
 ) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(10),
+            asyncio.timeout(60),
             router_bench(write_model(directory), *workers, status_interval_s=60.0) as bench,
         ):
             await test(bench)

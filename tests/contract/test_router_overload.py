@@ -176,7 +176,7 @@ def test_a_limit_out_of_reach_is_told_at_once_with_when_it_is_worth_asking(
 def test_a_limit_that_goes_out_of_reach_ends_the_wait(directory: Path) -> None:
     async def test(bench: RouterBench) -> None:
         (call,) = await fill(bench, 1)
-        words, after_ms = await asyncio.wait_for(refused(bench), 5)
+        words, after_ms = await asyncio.wait_for(refused(bench), 60)
         assert "the limit is 0.3 s" in words
         assert after_ms >= 100
         call.cancel()
@@ -272,7 +272,7 @@ def test_storms_of_clients_that_come_and_go_leave_nothing(directory: Path) -> No
                 await asyncio.sleep(0)
             for call in calls:
                 call.cancel()
-        await eventually(lambda: bench.router.requests_in_flight == 0, 10)
+        await eventually(lambda: bench.router.requests_in_flight == 0)
         worker.script = lambda _: Script()
         assert text_of(await bench.ask("ab")) == "ab"
 

@@ -73,7 +73,7 @@ BAD = {
 def test_bad_field_is_named(cluster: InProcessCluster, name: str) -> None:
     request, code, field = BAD[name]
     with pytest.raises(grpc.RpcError) as caught:
-        collect(cluster.stub.Generate(request, timeout=10))
+        collect(cluster.stub.Generate(request, timeout=60))
     assert caught.value.code() is code
     assert field in caught.value.details()
     _assert_serves(cluster)
@@ -114,4 +114,4 @@ def test_100_mb_message_is_refused(cluster: InProcessCluster) -> None:
 def _assert_serves(cluster: InProcessCluster) -> None:
     answer = collect(cluster.stub.Generate(_request(), timeout=60))
     assert 1 <= len(answer.token_ids) <= 4
-    cluster.wait_idle(within_s=1.0)
+    cluster.wait_idle()

@@ -51,7 +51,7 @@ def _ask(cluster: InProcessCluster, ids: list[int], **fields: Any) -> inference.
         **fields,
     )
     answer = collect(cluster.stub.Generate(request, timeout=60))
-    cluster.wait_idle(within_s=5)
+    cluster.wait_idle()
     return answer.finish.usage
 
 
@@ -120,7 +120,7 @@ def test_audits_between_the_steps_of_running_requests_are_clean(pair: InProcessC
                 live = max(live, entry.report.accounts.rows_live)
         assert len(answers.result()) == len(prompts)
     assert live > 1, "no audit met running requests"
-    pair.wait_idle(within_s=5)
+    pair.wait_idle()
 
 
 def test_an_audit_finds_a_page_that_nobody_owns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,12 +174,12 @@ def test_kv_that_comes_back_from_host_memory_is_told_apart(roles: tuple[Role, ..
         assert loaded >= PROMPT_TOKENS - PAGE
 
         def source() -> inference.WorkerSummary:
-            status = cluster.admin.ClusterStatus(inference.ClusterStatusRequest(), timeout=10)
+            status = cluster.admin.ClusterStatus(inference.ClusterStatusRequest(), timeout=60)
             (found,) = [each for each in status.workers if each.worker_id.endswith("-0")]
             return found
 
         # The router's figures are as old as its last poll.
-        wait_until("told", lambda: source().counters["host_tokens_loaded"] == loaded, 5)
+        wait_until("told", lambda: source().counters["host_tokens_loaded"] == loaded)
         total = source().host_accounts.total
         assert total > 0
         for entry in cluster.admin.Audit(inference.AuditRequest(), timeout=30).audits:
@@ -201,7 +201,7 @@ def test_kv_in_files_is_found_by_the_next_process(tmp_path: Path) -> None:
         def written() -> int:
             return cluster.workers[0].snapshot().counters["file_tier_written"]
 
-        wait_until("in files", lambda: written() >= pages, 5, state=written)
+        wait_until("in files", lambda: written() >= pages, state=written)
     with InProcessCluster(config, (Role.BOTH,)) as cluster:
         other = _ask(cluster, ids, cache_salt="b")
         assert (other.prefill_hit_tokens, other.host_hit_tokens) == NONE

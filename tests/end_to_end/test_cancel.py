@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.step_loop import EngineSnapshot
     from tests.support.prompts import Prompt
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_cancel_returns_to_idle_accounts(
         else:
             suffix = "-2" if len(streams) == 2 and number == 0 else ""
             reply = cluster.stub.Cancel(
-                inference.CancelRequest(request_id=f"{stage}-{how}{suffix}"), timeout=5
+                inference.CancelRequest(request_id=f"{stage}-{how}{suffix}"), timeout=60
             )
             assert reply.found
 
-    cluster.wait_idle(within_s=5.0)
+    cluster.wait_idle()
     for stream in streams:
         if how == "disconnect":
             assert stream.code() is grpc.StatusCode.CANCELLED
@@ -93,4 +93,4 @@ def test_cancel_returns_to_idle_accounts(
     # The workers are not only idle but well.
     answer = cluster.generate(prompts[3].ids, 3)
     assert len(answer.token_ids) == 3
-    cluster.wait_idle(within_s=5.0)
+    cluster.wait_idle()

@@ -59,7 +59,7 @@ def _ask(cluster: InProcessCluster, prompt: Prompt) -> dict[str, list[Answer]]:
         for kind, (text, _) in CHECKS.items()
     }
     answers["json_schema"].append(cluster.generate(prompt.ids, 60, json_schema=json.dumps(SCHEMA)))
-    cluster.wait_idle(within_s=5)
+    cluster.wait_idle()
     return answers
 
 

@@ -43,5 +43,5 @@ def test_disaggregated_equals_aggregated(
         assert [pair.generate(ids, ANSWER_TOKENS).token_ids for ids in asked] == expected
         totals = {accounts.total for accounts in pair.accounts().values()}
         assert totals == {_slots(config)}
-        pair.wait_idle(10.0)
+        pair.wait_idle()
     assert all(len(answer) == ANSWER_TOKENS for answer in expected)

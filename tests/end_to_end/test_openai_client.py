@@ -50,7 +50,7 @@ def test_a_conversation_and_where_its_prompt_came_from(
     ask = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 8}
     first = client.chat.completions.create(**ask)
     assert "Paris" in (first.choices[0].message.content or "")
-    cluster.wait_idle(20)
+    cluster.wait_idle()
     events = list(
         client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
     )
@@ -67,7 +67,7 @@ def test_a_conversation_and_where_its_prompt_came_from(
     assert salted.usage is not None
     assert salted.usage.prompt_tokens_details is not None
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
-    cluster.wait_idle(20)
+    cluster.wait_idle()
 
 
 def test_an_answer_keeps_to_its_schema(cluster: InProcessCluster, client: openai.OpenAI) -> None:
@@ -87,7 +87,7 @@ def test_an_answer_keeps_to_its_schema(cluster: InProcessCluster, client: openai
     said = json.loads(answer.choices[0].message.content or "")
     assert said["city"] in ("Paris", "Bern")
     assert isinstance(said["sure"], bool)
-    cluster.wait_idle(20)
+    cluster.wait_idle()
 
 
 @pytest.mark.slow
@@ -105,4 +105,4 @@ def test_many_at_once_say_what_each_says_alone(
         assert list(pool.map(ask, prompts)) == alone
     together = client.completions.create(model=MODEL, prompt=prompts, temperature=0, max_tokens=6)
     assert [choice.text for choice in together.choices] == alone
-    cluster.wait_idle(20)
+    cluster.wait_idle()

@@ -79,7 +79,7 @@ def test_an_eighth_of_the_kv_gives_the_same_answers(
     with InProcessCluster(load_config(None, {}, overrides), roles) as cluster:
         ids = [prompt.ids for prompt in short_prompts]
         answers = cluster.generate_all(ids, ANSWER_TOKENS, at_once=len(ids))
-        cluster.wait_idle(within_s=5)
+        cluster.wait_idle()
         counters = [worker.snapshot().counters for worker in cluster.workers]
 
     assert sum(each["retractions"] for each in counters) > 0, "there was no pressure"

@@ -97,7 +97,7 @@ def test_samples_are_single_answers_for_one_prefill_and_one_transfer(
             ]
             for prompt in chosen
         ]
-        cluster.wait_idle(within_s=5)
+        cluster.wait_idle()
 
     handoffs = len(chosen) if is_moved else 0
     assert counters["source_closed"] == counters["sink_adopted"] == handoffs
@@ -131,13 +131,13 @@ def test_cancelling_ends_all_samples(how: str, prompts: list[Prompt]) -> None:
         )
         stream = cluster.stub.Generate(request, timeout=120)
         decode = cluster.workers[1]
-        wait_until("samples decode", lambda: decode.snapshot().load.running == N, 20)
+        wait_until("samples decode", lambda: decode.snapshot().load.running == N)
         if how == "disconnect":
             stream.cancel()
         else:
-            assert cluster.stub.Cancel(inference.CancelRequest(request_id="r"), timeout=5).found
+            assert cluster.stub.Cancel(inference.CancelRequest(request_id="r"), timeout=60).found
             ends = {r.index: r.finish for r in stream if r.HasField("finish")}
             assert sorted(ends) == list(range(N))
             assert {end.reason for end in ends.values()} == {inference.FINISH_REASON_CANCELLED}
             assert sum(end.HasField("usage") for end in ends.values()) == 1
-        cluster.wait_idle(within_s=1.0)
+        cluster.wait_idle()

@@ -85,7 +85,7 @@ def test_greedy_equals_transformers(
         answers = cluster.generate_all(
             [prompt.ids for prompt in prompts], ANSWER_TOKENS, case.at_once
         )
-        cluster.wait_idle(within_s=5)
+        cluster.wait_idle()
 
     found = [
         divergence(prompt.name, answer.token_ids, reference_answers[prompt.name])

@@ -37,7 +37,7 @@ def file_until_killed(folder: Path, seed: int, rng: random.Random) -> list[int]:
         child.kill()
         rest = child.stdout.read()
         child.stdout.close()
-        child.wait(10)
+        child.wait(60)
     # A line may be torn as well: what has no end wasn't said.
     return filed + [int(line) for line in rest.split("\n")[:-1]]
 

@@ -312,7 +312,7 @@ class HeldDesk:
 
     def take(self, lane, header, payload):
         self.came.set()
-        assert self.go.wait(5.0)
+        assert self.go.wait(60)
         return self._take(lane, header, payload)
 
 
@@ -353,7 +353,7 @@ def test_an_abort_waits_for_a_scatter_that_runs(pair, monkeypatch):
 
     def slow(slots, part, payload):
         inside.set()
-        assert go.wait(5.0)
+        assert go.wait(60)
         scatter(slots, part, payload)
 
     monkeypatch.setattr(pool, "scatter", slow)
@@ -367,7 +367,7 @@ def test_an_abort_waits_for_a_scatter_that_runs(pair, monkeypatch):
     aborting.join(0.05)
     assert aborting.is_alive(), "the abort has released slots that are being written to"
     go.set()
-    aborting.join(5.0)
+    aborting.join(60)
     assert not aborting.is_alive()
     pair.until(lambda: key in pair.prefill.source.ends)
     pair.assert_idle()
@@ -379,7 +379,7 @@ def test_an_abort_of_the_source_waits_for_a_gather_that_runs(pair, monkeypatch):
 
     def slow(slots, part, out):
         inside.set()
-        assert go.wait(5.0)
+        assert go.wait(60)
         return gather(slots, part, out)
 
     monkeypatch.setattr(pool, "gather", slow)
@@ -393,7 +393,7 @@ def test_an_abort_of_the_source_waits_for_a_gather_that_runs(pair, monkeypatch):
     aborting.join(0.05)
     assert aborting.is_alive(), "the abort has released slots that are being read"
     go.set()
-    aborting.join(5.0)
+    aborting.join(60)
     assert not aborting.is_alive()
     pair.until(lambda: key in pair.decode.sink.errors)
     pair.assert_idle()

@@ -58,7 +58,7 @@ def test_only_what_the_user_says_is_computed(page_size):
             hits.append(usage.prefill_hit_tokens)
             tokens += said.token_ids
             _returned(made, turn)
-        made.wait_idle(10)
+        made.wait_idle()
     assert hits[-1] > 2 * ANSWER_TOKENS
 
 
@@ -71,7 +71,7 @@ def test_under_pressure_every_answer_is_that_of_an_undisturbed_run():
     config = replace(config, scheduler=SchedulerConfig(output_reserve=0.0))
     with digest_cluster(config) as made:
         answers = made.generate_all(prompts, 24, at_once=20)
-        made.wait_idle(10)
+        made.wait_idle()
         prefill, decode = (worker.snapshot().counters for worker in made.workers)
     assert [list(one.token_ids) for one in answers] == [answer(p, 24) for p in prompts]
     assert decode["retractions"] > 0, "there was no pressure"
@@ -87,7 +87,7 @@ def test_nothing_goes_back_where_it_is_not_wanted_or_not_worth_it(policy):
         # Two tokens more than the prompt are half a page: no handoff is worth that.
         for tokens in (2, 3):
             made.generate([*prompt, tokens], tokens)
-        made.wait_idle(10)
+        made.wait_idle()
         prefill, decode = (worker.snapshot().counters for worker in made.workers)
     assert prefill.get("sink_started", 0) == decode.get("bytes_sent", 0) == 0
 
@@ -97,5 +97,5 @@ def test_of_several_samples_none_goes_back():
         made.generate_samples(list(range(10, 40)), 3, 16)
         made.generate(list(range(50, 80)), 16)
         _returned(made, 1)
-        made.wait_idle(10)
+        made.wait_idle()
         assert made.counters()["offers_sent"] == 1

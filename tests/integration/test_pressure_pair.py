@@ -51,7 +51,7 @@ def test_every_request_completes_as_if_alone(page_size: int, radix: bool) -> Non
     slots = wanted // 8 // page_size * page_size
     with digest_cluster(digest_config(page_size, slots, radix=radix, scheduler=OPTIMIST)) as made:
         answers = made.generate_all(prompts, MAX_TOKENS, at_once=REQUESTS)
-        made.wait_idle(10)
+        made.wait_idle()
         counters = _counters(made)
     assert [list(one.token_ids) for one in answers] == [answer(p, MAX_TOKENS) for p in prompts]
     # Nobody had to be sent again by the router.
@@ -83,7 +83,7 @@ def test_clients_that_leave_under_pressure_leave_nothing_behind() -> None:
                 return None
 
         told = list(pool.map(ask, range(REQUESTS)))
-        made.wait_idle(10)
+        made.wait_idle()
     assert None in told, "everyone was served before it left"
     for number, tokens in enumerate(told):
         assert tokens == answer(prompts[number], MAX_TOKENS) or (tokens is None and not number % 3)
@@ -105,7 +105,7 @@ def test_offer_that_is_declined_costs_the_client_nothing(monkeypatch: pytest.Mon
     prompts = _prompts()
     with digest_cluster(digest_config(16, 512, scheduler=OPTIMIST)) as made:
         answers = made.generate_all(prompts, MAX_TOKENS, at_once=8)
-        made.wait_idle(10)
+        made.wait_idle()
         counters = _counters(made)
     assert [list(one.token_ids) for one in answers] == [answer(p, MAX_TOKENS) for p in prompts]
     assert {one.finish.usage.attempt for one in answers} == {1}

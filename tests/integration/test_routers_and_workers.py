@@ -103,7 +103,7 @@ def indexed(router: Router, info: WorkerInfo) -> frozenset[int]:
 
 def wait_for_the_truth(cluster: InProcessCluster, *routers: Router) -> None:
     """Every router knows what every worker's cache holds, before long."""
-    cluster.wait_idle(within_s=10)
+    cluster.wait_idle()
     truth = {
         info.worker_id: frozenset(worker._kv_cache.snapshot_blocks())
         for worker, info in zip(cluster.workers, cluster.infos, strict=True)
@@ -114,7 +114,7 @@ def wait_for_the_truth(cluster: InProcessCluster, *routers: Router) -> None:
         def known(router: Router = router) -> bool:
             return all(indexed(router, info) == truth[info.worker_id] for info in cluster.infos)
 
-        wait_until("the truth", known, 10, state=router.fleet.index_reports)
+        wait_until("the truth", known, state=router.fleet.index_reports)
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
@@ -172,10 +172,10 @@ def test_load_that_others_dispatched_is_seen(cluster: InProcessCluster) -> None:
             return sorted(router.fleet.view(()).decode.loads.sequences.tolist())
 
         try:
-            wait_until("load of another router", lambda: sequences() == [0, 2], 10, state=sequences)
+            wait_until("load of another router", lambda: sequences() == [0, 2], state=sequences)
         finally:
             call.cancel()
-        wait_until("its end", lambda: sequences() == [0, 0], 10, state=sequences)
+        wait_until("its end", lambda: sequences() == [0, 0], state=sequences)
 
 
 def test_a_worker_that_drains_finishes_what_it_has(cluster: InProcessCluster) -> None:
@@ -189,7 +189,7 @@ def test_a_worker_that_drains_finishes_what_it_has(cluster: InProcessCluster) ->
         async def scenario() -> list[WorkerId | None]:
             await drain(decode[1])
             long = asyncio.create_task(_served_by(router, max_tokens=900))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not router.fleet.view(()).decode.loads.sequences[0]:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             await drain(decode[0])

@@ -43,7 +43,7 @@ def test_samples_are_single_answers_for_one_prefill_and_one_transfer(
             [made.generate(prompt, MAX_TOKENS, **DRAWN | {"seed": seed}) for seed in seeds]
             for prompt in prompts
         ]
-        made.wait_idle(10)
+        made.wait_idle()
     is_moved = roles == PAIR
     for prompt, answers in zip(prompts, greedy, strict=True):
         assert [list(one.token_ids) for one in answers] == N * [answer(prompt, MAX_TOKENS)]
@@ -63,7 +63,7 @@ def test_under_pressure_every_sample_completes_as_if_alone(page_size: int) -> No
     config = digest_config(page_size, 256, scheduler=SchedulerConfig(output_reserve=0.0))
     with digest_cluster(config) as made, ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda prompt: made.generate_samples(prompt, 5, 30), prompts))
-        made.wait_idle(10)
+        made.wait_idle()
         counters = made.counters()
     for prompt, samples in zip(prompts, answers, strict=True):
         assert [list(one.token_ids) for one in samples] == 5 * [answer(prompt, 30)]
@@ -85,9 +85,9 @@ def test_a_sample_that_meets_its_stop_string_is_not_computed_on() -> None:
         assert end.finish.stop_string == "Q"
         decode = made.workers[1]
         # Its siblings still are.
-        wait_until("one sample less", lambda: 0 < decode.snapshot().load.running < N, 10)
+        wait_until("one sample less", lambda: 0 < decode.snapshot().load.running < N)
         stream.cancel()
-        made.wait_idle(10)
+        made.wait_idle()
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 9], ids=["waiting", "first token", "decoding"])
@@ -103,8 +103,8 @@ def test_a_client_that_leaves_ends_all_samples(tokens: int) -> None:
             for _ in range(tokens):
                 next(stream)
             stream.cancel()
-            made.wait_idle(10)
-        wait_until("no request is left", lambda: made.router.requests_in_flight == 0, 10)
+            made.wait_idle()
+        wait_until("no request is left", lambda: made.router.requests_in_flight == 0)
         assert [list(one.token_ids) for one in made.generate_samples(_prompt(2, 30), 2, 5)] == (
             2 * [answer(_prompt(2, 30), 5)]
         )

@@ -212,7 +212,7 @@ def test_every_attempt_has_its_tokens_and_one_end(
     moves: list[tuple[str, Any]], lengths: list[int], breaks: bool
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await play(moves, lengths, breaks)
 
     asyncio.run(main())

@@ -89,7 +89,7 @@ def test_answers_to_any_schema_are_valid(
     words: SmallVocabulary, schema: dict[str, Any], seed: int, temperature: float
 ) -> None:
     constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))
-    words.compiler.compile(constraint).result(timeout=30)
+    words.compiler.compile(constraint).result(timeout=60)
     request = EngineBench().request(
         "r", [20], max_tokens=ANSWER_TOKENS_MAX, temperature=temperature, constraint=constraint
     )

@@ -71,7 +71,7 @@ def chat(page_size: int, kv_return: str) -> Chat:
             said = cluster.generate(tokens, ANSWER_TOKENS)
             turns.append(Turn(known, tuple(tokens), said.token_ids, said.finish.usage))
             tokens += said.token_ids
-            cluster.wait_idle(10)
+            cluster.wait_idle()
             _wait_for_returns(cluster)
         prefill, decode = (dict(worker.snapshot().counters) for worker in cluster.workers)
     return Chat(tuple(turns), prefill, decode, layout.bytes_per_token)
@@ -89,4 +89,4 @@ def _wait_for_returns(cluster: InProcessCluster) -> None:
         closed = decode().counters.get("source_closed", 0)
         return sent == taken + declined and taken == adopted == closed
 
-    wait_until("ends of returns", ended, 10.0, state=lambda: (prefill(), decode()))
+    wait_until("ends of returns", ended, state=lambda: (prefill(), decode()))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NO_KEY = ExtraKey("")
 PLAIN_USE = CacheUse(NO_KEY)
 FIRST_TOKEN = OutputToken(7)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def small_layout(page_size: int = 4, num_layers: int = 3) -> KvLayout:

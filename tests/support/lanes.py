@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kv_transfer.links.interface import LinkEnd, LinkFactory
     from kv_transfer.protocol.messages import Signal
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=4, dtype=KvDType.FLOAT32, page_size=4)
 """64 bytes a token."""

@@ -112,7 +112,7 @@ class RogueMemorySink:
         self._senders.put(sender)
 
     def credit_too_much(self) -> None:
-        self._senders.get(timeout=5.0).inbox.put(0)
+        self._senders.get(timeout=60).inbox.put(0)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -20,6 +20,7 @@ from router.api.http_server import HttpFrontDoor, serve_http
 from router.api.request_metrics import RequestMetrics
 from router.api.security import Security
 from router.router import Router
+from tests.support.waiting import HANG_GUARD_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -102,7 +103,7 @@ async def router_bench(
             await worker.stop()
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = HANG_GUARD_S) -> None:
     """Wait until `condition` holds; fails when it does not in time."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - any condition, so there is no event

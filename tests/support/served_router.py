@@ -24,7 +24,7 @@ def served_router(directory: Path, *workers: FakeWorker, **settings: Any) -> Ite
     thread.start()
 
     def run(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     stack = AsyncExitStack()
     try:
@@ -34,5 +34,5 @@ def served_router(directory: Path, *workers: FakeWorker, **settings: Any) -> Ite
     finally:
         run(stack.aclose())
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

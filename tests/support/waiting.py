@@ -10,11 +10,14 @@ from kvferry.clock import MonotonicClock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+HANG_GUARD_S = 60.0
+"""Long enough for a busy machine: no verdict depends on how fast one is."""
+
 
 def wait_until(
     what: str,
     happened: Callable[[], bool],
-    within_s: float,
+    within_s: float = HANG_GUARD_S,
     *,
     state: Callable[[], object] = lambda: "",
 ) -> None:

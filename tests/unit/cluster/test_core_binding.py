@@ -18,7 +18,7 @@ cores = {int(sys.argv[1])}
 release = threading.Event()
 
 def wait():
-    release.wait(10)
+    release.wait(60)
 
 earlier = threading.Thread(target=wait)
 earlier.start()

@@ -19,7 +19,7 @@ from kvferry.membership import Role, WorkerInfo
 ROUTER = RouterSpec("router-0", "127.0.0.1", 0, 0)
 DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
 BACKOFF_S = 0.01
-LONG_S = 5.0
+LONG_S = 60.0
 
 
 class FakeMember:

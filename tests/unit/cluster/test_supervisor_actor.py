@@ -44,7 +44,7 @@ def test_a_supervisor_that_fails_ends_its_process(monkeypatch):
 
     async def scenario():
         _, exited = await run_actor(exits)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await exited.wait()
 
     monkeypatch.setattr(Supervisor, "run", fail)

@@ -102,17 +102,17 @@ def test_a_rank_that_fails_ends_the_engine_with_its_reason(config):
             source=None,
         )
         start = worker_pb2.StartAttempt(
-            attempt=attempt_request_to_wire(attempt, info.incarnation), timeout_s=20.0
+            attempt=attempt_request_to_wire(attempt, info.incarnation), timeout_s=60.0
         )
         command = worker_pb2.AttemptCommand(number=1, start=start)
         commands = SimpleQueue()
         commands.put(worker_pb2.AttemptCommands(commands=[command]))
         stub = worker_pb2_grpc.WorkerStub(channel)
-        call = stub.Attempts(iter(commands.get, None), timeout=20.0)
+        call = stub.Attempts(iter(commands.get, None), timeout=60.0)
         errors = next(events for events in call if events.errors).errors
         commands.put(None)
     assert "rank 1 failed: ValueError('out of luck')" in errors[0].message
-    wait_until("engine ended", lambda: not made.is_alive(), within_s=5.0)
+    wait_until("engine ended", lambda: not made.is_alive())
     made.stop()
 
 
@@ -146,12 +146,12 @@ def test_an_exception_on_the_engine_thread_is_seen_and_ends_what_waits_for_it(wo
         events = stub.KvEvents(worker_pb2.KvEventsRequest())
         next(events)
         made._step_loop.post("no part takes this")
-        wait_until("engine ended", lambda: not made.is_alive(), within_s=5.0)
+        wait_until("engine ended", lambda: not made.is_alive())
         changes = [batch for batch in events if batch.events]
         assert changes == [], "the feed has told that there will be no more"
         for call in (
-            lambda: list(stub.KvEvents(worker_pb2.KvEventsRequest(), timeout=10.0)),
-            lambda: stub.Status(worker_pb2.WorkerStatusRequest(), timeout=10.0),
+            lambda: list(stub.KvEvents(worker_pb2.KvEventsRequest(), timeout=60.0)),
+            lambda: stub.Status(worker_pb2.WorkerStatusRequest(), timeout=60.0),
         ):
             with pytest.raises(grpc.RpcError) as failed:
                 call()
@@ -173,7 +173,7 @@ def test_an_engine_that_cannot_be_stopped_keeps_nothing_else_from_ending(worker,
     assert made._loop.is_closed()
     host, port = info.address.split(":")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)), timeout=1.0)
+        socket.create_connection((host, int(port)), timeout=60.0)
 
 
 def test_a_worker_that_cannot_start_can_be_stopped(config, monkeypatch):

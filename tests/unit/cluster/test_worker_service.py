@@ -60,7 +60,7 @@ def serve(step_loop, scenario):
         await server.start()
         client = GrpcWorkerClient(info)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await scenario(client)
         finally:
             await client.close()
@@ -87,7 +87,7 @@ def quick_checks(monkeypatch):
 def test_an_overloaded_worker_says_when_to_try_again():
     async def scenario(client):
         with pytest.raises(Overloaded, match="the queue is full") as refused:
-            await client.generate(ATTEMPT, timeout_s=5.0).read()
+            await client.generate(ATTEMPT, timeout_s=60.0).read()
         assert refused.value.retry_after_s == 2.5
 
     step_loop = FakeStepLoop(Overloaded("the queue is full", 2.5))
@@ -101,7 +101,7 @@ def test_another_incarnation_is_refused_as_gone_and_reaches_no_engine():
             client._info.worker_id, client._info.role, Incarnation(6), client._info.address
         )
         with pytest.raises(WorkerUnavailable, match="incarnation 6 of decode-0 is gone"):
-            await client.generate(ATTEMPT, timeout_s=5.0).read()
+            await client.generate(ATTEMPT, timeout_s=60.0).read()
 
     step_loop = FakeStepLoop()
     serve(step_loop, scenario)
@@ -116,14 +116,14 @@ def test_a_fault_of_ours_ends_the_call_as_internal():
 
     async def scenario(client):
         with pytest.raises(InternalError, match="a fault of the server"):
-            await client.generate(ATTEMPT, timeout_s=5.0).read()
+            await client.generate(ATTEMPT, timeout_s=60.0).read()
 
     serve(Broken(), scenario)
 
 
 def test_the_end_of_a_sample_and_of_an_attempt_reach_the_engine():
     async def scenario(client):
-        stream = client.generate(ATTEMPT, timeout_s=5.0)
+        stream = client.generate(ATTEMPT, timeout_s=60.0)
         stream.end_sample(3)
         await eventually(lambda: step_loop.posted == [StartAttempt, EndSample])
         stream.abort(InternalError("enough"))
@@ -138,7 +138,7 @@ def test_the_end_of_a_sample_and_of_an_attempt_reach_the_engine():
 def test_attempts_of_a_dead_engine_end():
     async def scenario(client):
         with pytest.raises(WorkerUnavailable, match="decode-0: the engine has stopped"):
-            await client.generate(ATTEMPT, timeout_s=5.0).read()
+            await client.generate(ATTEMPT, timeout_s=60.0).read()
 
     serve(FakeStepLoop(alive=False), scenario)
 
@@ -158,7 +158,7 @@ REPORT = AuditReport(("check 1: slot 4 is lost",), KvAccounts(4, 0, 0, 0, 0, 8, 
 
 def test_an_audit_is_run_by_the_engine_and_told():
     async def scenario(client):
-        assert await client.audit(timeout_s=5.0) == REPORT
+        assert await client.audit(timeout_s=60.0) == REPORT
 
     step_loop = FakeStepLoop(REPORT)
     serve(step_loop, scenario)
@@ -168,7 +168,7 @@ def test_an_audit_is_run_by_the_engine_and_told():
 def test_an_audit_of_a_dead_engine_ends():
     async def scenario(client):
         with pytest.raises(WorkerUnavailable, match="the engine has stopped"):
-            await client.audit(timeout_s=5.0)
+            await client.audit(timeout_s=60.0)
 
     serve(FakeStepLoop(REPORT, alive=False), scenario)
 
@@ -178,7 +178,7 @@ def test_an_audit_that_the_engine_does_not_come_to_ends(monkeypatch):
 
     async def scenario(client):
         with pytest.raises(DeadlineExceeded, match=r"did not come to the audit within 0.05 s"):
-            await client.audit(timeout_s=5.0)
+            await client.audit(timeout_s=60.0)
 
     serve(FakeStepLoop(), scenario)
 
@@ -189,7 +189,7 @@ def test_another_incarnation_does_not_answer_for_the_one_asked():
             client._info.worker_id, client._info.role, Incarnation(6), client._info.address
         )
         with pytest.raises(WorkerUnavailable, match="decode-0 was started anew"):
-            await client.audit(timeout_s=5.0)
+            await client.audit(timeout_s=60.0)
 
     serve(FakeStepLoop(REPORT), scenario)
 

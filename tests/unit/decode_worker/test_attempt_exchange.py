@@ -136,7 +136,7 @@ def said_in(message):
 
 def run(scenario):
     async def main():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             scene = Scene()
             await scenario(scene)
             scene.pipe.end()
@@ -314,7 +314,7 @@ def test_the_end_of_the_stream_cancels_what_runs_and_nothing_else(how):
 
 def run_until_end(scenario):
     async def main():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await scenario(Scene())
 
     asyncio.run(main())

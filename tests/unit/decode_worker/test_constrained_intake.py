@@ -17,7 +17,7 @@ def test_a_dead_end_of_one_sample_ends_the_attempt_with_the_reason(tmp_path: Pat
     words = SmallVocabulary(tmp_path)
     grammar = 'start: "no" | "yes" never\nnever: "c" never'
     constraint = Constraint(ConstraintKind.GRAMMAR, grammar)
-    words.compiler.compile(constraint).result(timeout=10)
+    words.compiler.compile(constraint).result(timeout=60)
     bench = IntakeBench(compiler=words.compiler)
     stream = bench.start(
         source=None, constraint=constraint, n=3, max_tokens=9, temperature=1.0, seed=1,

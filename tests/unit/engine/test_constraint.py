@@ -57,7 +57,7 @@ def _schema(words: SmallVocabulary) -> Constraint:
 
 def _compiled(words: SmallVocabulary, constraint: Constraint) -> Constraint:
     """Nothing has to wait for it."""
-    words.compiler.compile(constraint).result(timeout=10)
+    words.compiler.compile(constraint).result(timeout=60)
     return constraint
 
 

@@ -37,7 +37,7 @@ def test_written_once_by_many_at_once(tmp_path: Path) -> None:
         (directory / "weights").write_text("x")
 
     def ask() -> None:
-        together.wait(5)
+        together.wait(60)
         publish_once(target, write)
         assert (target / "weights").read_text() == "x"
 
@@ -45,7 +45,7 @@ def test_written_once_by_many_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(writes) == 1
     publish_once(target, write)
     assert len(writes) == 1

@@ -124,7 +124,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallVocabulary]
 @pytest.mark.parametrize("is_sent", [False, True], ids=["computed here", "kv is sent"])
 def test_an_answer_goes_on_within_its_grammar(words: SmallVocabulary, is_sent: bool) -> None:
     constraint = Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(SCHEMA))
-    words.compiler.compile(constraint).result(timeout=10)
+    words.compiler.compile(constraint).result(timeout=60)
     options = {"temperature": 3.0, "seed": 5, "max_tokens": 60, "constraint": constraint}
     whole = _bench(compiler=words.compiler, auditing=False)
     whole.submit("r", PROMPT, **options)

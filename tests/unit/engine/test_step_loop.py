@@ -69,8 +69,8 @@ def test_event_becomes_an_answer_and_the_snapshot_tells() -> None:
     bench = Bench()
     bench.loop.post(lambda: bench.engine_bench.submit("r", PROMPT))
     ends = bench.engine_bench.recorder.ends
-    wait_until("answered", lambda: "r" in ends, 5)
-    wait_until("idle snapshot", lambda: bench.loop.snapshot.accounts.evictable > 0, 5)
+    wait_until("answered", lambda: "r" in ends)
+    wait_until("idle snapshot", lambda: bench.loop.snapshot.accounts.evictable > 0)
     bench.loop.stop()
     assert bench.engine_bench.recorder.told["r"] == answer(PROMPT, 8)
     assert bench.loop.snapshot.accounts.is_idle
@@ -84,12 +84,12 @@ def test_idle_loop_sleeps_even_with_requests_that_cannot_start() -> None:
     held = engine_bench.request("held", list(range(10, 210)), prefill_only=True)
     bench.loop.post(lambda: engine_bench.engine.submit(held))
     bench.loop.post(lambda: engine_bench.submit("waits", list(range(20, 180))))
-    wait_until("queued", lambda: bench.loop.snapshot.load.waiting == 1, 5)
+    wait_until("queued", lambda: bench.loop.snapshot.load.waiting == 1)
     before = bench.part.turns
     threading.Event().wait(0.1)
     assert bench.part.turns - before <= 2
     bench.loop.post(lambda: engine_bench.engine.end(held))
-    wait_until("answered", lambda: "waits" in engine_bench.recorder.ends, 5)
+    wait_until("answered", lambda: "waits" in engine_bench.recorder.ends)
     bench.loop.stop()
 
 
@@ -97,9 +97,9 @@ def test_copy_that_is_done_wakes_an_idle_loop(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("engine.step_loop.ENGINE_IDLE_WAIT_S", 60.0)
     bench = Bench()
     bench.loop.post(lambda: None)
-    wait_until("asleep", lambda: bench.part.turns == 1, 5)
+    wait_until("asleep", lambda: bench.part.turns == 1)
     bench.engine_bench.kv_cache.on_copy_done()
-    wait_until("woken", lambda: bench.part.turns == 2, 5)
+    wait_until("woken", lambda: bench.part.turns == 2)
     bench.loop.stop()
 
 
@@ -111,7 +111,7 @@ def test_unexpected_exception_ends_the_loop_and_is_told() -> None:
         raise ZeroDivisionError("a bug")
 
     bench.loop.post(fail)
-    wait_until("stopped", lambda: bench.part.stopped != [], 5)
+    wait_until("stopped", lambda: bench.part.stopped != [])
     assert "a bug" in str(bench.part.stopped[0])
     assert not bench.loop.is_alive()
 
@@ -135,7 +135,7 @@ def test_news_leave_before_the_step_they_make_possible() -> None:
     bench.engine_bench.engine.step = step
     bench.part.flush = lambda: order.append("flush")
     bench.loop.post(lambda: order.append("event"))
-    wait_until("turned", lambda: "event" in order and order[-1] == "step", 5)
+    wait_until("turned", lambda: "event" in order and order[-1] == "step")
     bench.loop.stop()
     first = order.index("event")
     assert order[first : first + 3] == ["event", "flush", "step"]
@@ -148,9 +148,9 @@ def test_idle_loop_audits_its_ledger_and_a_violation_ends_it(
     bench = Bench()
     cache = bench.engine_bench.kv_cache
     bench.loop.post(lambda: bench.engine_bench.submit("r", PROMPT))
-    wait_until("answered", lambda: "r" in bench.engine_bench.recorder.ends, 5)
+    wait_until("answered", lambda: "r" in bench.engine_bench.recorder.ends)
     # A slot that nobody owns any more: what a leak looks like.
     bench.loop.post(lambda: cache.allocator.alloc(4))
     bench.loop.post(lambda: bench.engine_bench.submit("next", PROMPT[:2]))
-    wait_until("stopped", lambda: bench.part.stopped != [], 5)
+    wait_until("stopped", lambda: bench.part.stopped != [])
     assert "LedgerError" in str(bench.part.stopped[0])

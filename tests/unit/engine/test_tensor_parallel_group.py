@@ -108,10 +108,10 @@ def test_a_rank_that_raises_ends_the_step_of_all_with_its_reason(make_group):
     with pytest.raises(InternalError, match=r"rank 2 failed: ValueError.*out of luck"):
         group.ranks.forward(batch_of(1), None)
     # Nobody has waited for a timeout.
-    assert MonotonicClock().now() - begun < 10.0
+    assert MonotonicClock().now() - begun < 30.0
     with pytest.raises(InternalError, match="rank 2 failed"):
         group.ranks.forward(batch_of(1), None)
-    wait_until("the ranks have ended", lambda: not rank_threads(), 10.0, state=rank_threads)
+    wait_until("the ranks have ended", lambda: not rank_threads(), state=rank_threads)
 
 
 def test_rank_0_that_raises_leaves_ranks_that_can_be_ended(make_group):
@@ -125,14 +125,14 @@ def test_rank_0_that_raises_leaves_ranks_that_can_be_ended(make_group):
         group.ranks.forward(batch_of(1), None)
     begun = MonotonicClock().now()
     group.ranks.close()
-    assert MonotonicClock().now() - begun < 5.0
+    assert MonotonicClock().now() - begun < 30.0
     assert not rank_threads()
 
 
 def test_a_rank_that_hangs_ends_the_step_at_the_deadline(make_group, monkeypatch):
     monkeypatch.setattr(tensor_parallel_group, "RANK_TIMEOUT_S", 0.5)
     group, go = make_group(2), threading.Event()
-    group.models[1].trouble = lambda: go.wait(20.0)
+    group.models[1].trouble = lambda: go.wait(60)
     with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
         group.ranks.forward(batch_of(1), None)
     go.set()
@@ -164,7 +164,7 @@ def test_ranks_without_work_sleep(make_group):
     """They wait in a queue: no processor time passes."""
     group = make_group(3)
     group.ranks.forward(batch_of(1), None)
-    wait_until("all have followed", lambda: all(group.models[r].followed for r in (1, 2)), 5.0)
+    wait_until("all have followed", lambda: all(group.models[r].followed for r in (1, 2)))
     clock = MonotonicClock()
     begun, spent = clock.now(), threading.Event()
     used = _cpu_seconds()

@@ -101,18 +101,18 @@ def test_forgetting_waits_for_the_copy_that_writes_the_slots(desk, stream, pool)
 
     def slow(*arguments):
         writing.set()
-        assert may_end.wait(5.0)
+        assert may_end.wait(60)
         scatter(*arguments)
 
     pool.scatter = slow
     lane = threading.Thread(target=desk.take, args=(0, HEADER, PAYLOAD))
     lane.start()
-    assert writing.wait(5.0)
+    assert writing.wait(60)
     forgetting = threading.Thread(target=desk.forget, args=(stream,))
     forgetting.start()
     forgetting.join(0.02)
     assert forgetting.is_alive()
     may_end.set()
     for thread in (lane, forgetting):
-        thread.join(5.0)
+        thread.join(60)
         assert not thread.is_alive()

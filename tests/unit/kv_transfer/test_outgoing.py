@@ -98,7 +98,7 @@ def test_closing_waits_for_the_copy_that_reads_the_slots(queue, pool, out):
 
     def slow(*arguments):
         reading.set()
-        assert may_end.wait(5.0)
+        assert may_end.wait(60)
         return gather(*arguments)
 
     pool.gather = slow
@@ -106,14 +106,14 @@ def test_closing_waits_for_the_copy_that_reads_the_slots(queue, pool, out):
     queue.submit(stream, Region(0, 3, 0, 2), np.arange(3))
     lane = threading.Thread(target=queue.next_chunk, args=(0, out))
     lane.start()
-    assert reading.wait(5.0)
+    assert reading.wait(60)
     closing = threading.Thread(target=queue.close_stream, args=(stream,))
     closing.start()
     closing.join(0.02)
     assert closing.is_alive()
     may_end.set()
     for thread in (lane, closing):
-        thread.join(5.0)
+        thread.join(60)
         assert not thread.is_alive()
 
 

@@ -67,7 +67,7 @@ def converse(stream, act=None):
         await asyncio.sleep(0)
         if act is not None:
             act(session)
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 60)
         return session
 
     session = asyncio.run(go())

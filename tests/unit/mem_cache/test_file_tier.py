@@ -416,7 +416,7 @@ def test_others_may_ask_what_is_there_while_pages_come_and_go(folder):
     for number in range(60):
         folder.put(number)
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(seen) > 0
     assert folder.there() == set(range(50, 60))

@@ -277,7 +277,7 @@ def test_threads_that_copy_while_the_engine_goes_on(write_policy, with_files, tm
         kv = cache.open("a", text, SHARED)
         cache.load_back(kv, text)
         while kv.loading_len:
-            assert woken.wait(10), "a copy does not end"
+            assert woken.wait(60), "a copy does not end"
             woken.clear()
             cache.poll()
         hits += kv.prefix_len

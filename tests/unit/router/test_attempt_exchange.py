@@ -83,7 +83,7 @@ class Scene:
 
 def run(scenario):
     async def main():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             scene = Scene()
             await scenario(scene)
             await scene.exchange.close()

@@ -105,7 +105,7 @@ class Bench:
         return dict(zip(workers.roster.infos, workers.hit_tokens.tolist(), strict=True))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - any condition, so there is no event
                 await asyncio.sleep(0.001)
 
@@ -114,7 +114,7 @@ def run(test: Callable[[Bench], Awaitable[None]], status_interval_s: float = 0.0
     async def main() -> None:
         bench = Bench(status_interval_s)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await test(bench)
         finally:
             for client in bench.clients:

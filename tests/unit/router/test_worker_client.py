@@ -82,10 +82,10 @@ def test_a_closed_connection_is_an_error_of_the_worker_and_no_cancellation(wait)
     async def scenario(client, worker):
         # In a task of its own, as checks of several workers are.
         waiting = asyncio.ensure_future(WAITS[wait](client))
-        await asyncio.wait_for(worker.called.wait(), 10)
+        await asyncio.wait_for(worker.called.wait(), 60)
         await client.close()
         with pytest.raises(WorkerUnavailable, match="decode-0"):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
 
     asyncio.run(_with_client(scenario))
 
@@ -94,9 +94,9 @@ def test_a_closed_connection_is_an_error_of_the_worker_and_no_cancellation(wait)
 def test_who_waits_can_be_cancelled(wait):
     async def scenario(client, worker):
         waiting = asyncio.ensure_future(WAITS[wait](client))
-        await asyncio.wait_for(worker.called.wait(), 10)
+        await asyncio.wait_for(worker.called.wait(), 60)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
 
     asyncio.run(_with_client(scenario))
