@@ -39,7 +39,6 @@ from kvferry.limits import (
     INDEXED_BLOCKS_MAX,
     INDEXED_BLOCKS_PER_WORKER_MAX,
 )
-from router.compiled import compiled
 from router.holder_table import HolderTable
 
 if TYPE_CHECKING:
@@ -234,9 +233,8 @@ class PrefixIndex:
                     self._store(worker, part)
                     yield len(part)
             case BlocksRemoved(hashes):
-                discard = self._table.discard
                 for part in _parts_of(hashes):
-                    worker.count -= sum(discard(block, worker.number) for block in part)
+                    worker.count -= self._table.discard(_array_of(part), worker.number)
                     yield len(part)
             case AllBlocksCleared():
                 self._clear(worker)
@@ -244,14 +242,12 @@ class PrefixIndex:
     def _store(self, worker: _WorkerBlocks, blocks: Sequence[BlockHash]) -> None:
         if worker.is_full:
             return
-        add, number = self._table.add, worker.number
-        for block in blocks:
-            is_new = add(block, number) if worker.count < self._blocks_per_worker_max else None
-            if is_new is None:
-                worker.refused_at = len(self._table), worker.count
-                self.counts.left_out += 1
-                return
-            worker.count += is_new
+        room = self._blocks_per_worker_max - worker.count
+        added, is_all = self._table.add(_array_of(blocks), worker.number, room)
+        worker.count += added
+        if not is_all:
+            worker.refused_at = len(self._table), worker.count
+            self.counts.left_out += 1
 
     def _has_room_again(self, worker: _WorkerBlocks) -> bool:
         """Whether so much went since blocks were left out that it is worth asking for them."""
@@ -289,11 +285,7 @@ class PrefixIndex:
         self, prompt: Sequence[BlockHash] | NDArray[np.uint64], numbers: NDArray[np.intp]
     ) -> NDArray[np.int64]:
         """How many leading blocks of a prompt the workers of these numbers hold."""
-        lengths, holders = self._table.prefixes(prompt, self._known_bits)
-        nbytes = self._table.holders_max // 8
-        table = b"".join([each.to_bytes(nbytes, "little") for each in holders])
-        levels = np.array(lengths, dtype=np.int64)
-        return _lengths_of(numbers, levels, np.frombuffer(table, dtype=np.uint8))
+        return self._table.hits(_array_of(prompt), self._known_bits, numbers)
 
     def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
         """How many leading blocks of `prompt` one worker holds."""
@@ -329,18 +321,5 @@ def _parts_of(hashes: Sequence[BlockHash]) -> Iterator[Sequence[BlockHash]]:
     return (hashes[start : start + step] for start in range(0, len(hashes), step))
 
 
-@compiled("int64[::1](int64[:], int64[::1], Array(uint8, 1, 'C', readonly=True))")
-def _lengths_of(
-    numbers: NDArray[np.intp], lengths: NDArray[np.int64], holders: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """The length of hit of each number. `lengths` fall, and each has its holders, a bit for a
-    number: those of the length before are among them. Whoever has no bit holds nothing."""
-    found = np.zeros(numbers.size, dtype=np.int64)
-    for level in range(lengths.size):
-        nbytes = holders.size // lengths.size
-        for position, number in enumerate(numbers):
-            is_within = number < 8 * nbytes
-            if is_within and found[position] == 0:
-                byte = holders[level * nbytes + number // 8]
-                found[position] = lengths[level] * (byte >> number % 8 & 1)
-    return found
+def _array_of(hashes: Sequence[BlockHash] | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return np.asarray(hashes, dtype=np.uint64)
