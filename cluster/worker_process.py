@@ -22,6 +22,8 @@ from decode_worker.attempt_stream import Outbox
 from decode_worker.intake import Intake
 from decode_worker.return_source import ReturnSource
 from engine.auditor import Auditor
+from engine.cuda_device import require_cuda
+from engine.cuda_model_runner import build_cuda_runner
 from engine.engine import Engine
 from engine.garbage import GarbageCollections
 from engine.kv_event_feed import KvEventFeed
@@ -33,6 +35,7 @@ from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kv_transfer.trace import HandoffTrace
 from kvferry.clock import MonotonicClock
+from kvferry.config import DeviceKind
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError, WorkerUnavailable
 from kvferry.grammar import GrammarCompiler
@@ -48,9 +51,11 @@ from prefill_worker.return_sink import ReturnSink
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from pathlib import Path
     from typing import Any
 
     from engine.step_loop import EngineSnapshot
+    from engine.step_runner import StepRunner
     from kvferry.config import ClusterConfig, WorkerGroupConfig
     from mem_cache.kv_cache import KVCache
 
@@ -71,7 +76,7 @@ class WorkerProcess:
         )
         self._step_loop: StepLoop | None = None
         self._kv_cache: KVCache | None = None
-        self._runner: ModelRunner | None = None
+        self._runner: StepRunner | None = None
         self._compiler: GrammarCompiler | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
@@ -133,10 +138,13 @@ class WorkerProcess:
         folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
         cache_config = config.cache.with_files_in(folder)
         window = window_of_kv(spec.sliding_window, config)
-        kv_cache = build_kv_cache(layout, cache_config, context_length, window=window, ranks=ranks)
-        threads, weights = self._group().threads, config.model.dtype
-        runner = ModelRunner(directory, *kv_cache.rank_pools, threads=threads, dtype=weights)
-        self._runner = runner
+        device = config.model.device
+        if device is DeviceKind.CUDA:
+            require_cuda()
+        kv_cache = build_kv_cache(
+            layout, cache_config, context_length, device.value, window=window, ranks=ranks
+        )
+        self._runner = runner = self._load(directory, kv_cache)
         runner.warm_up()
         clock = MonotonicClock()
         compiler = GrammarCompiler(directory, spec.vocab_size, spec.eos_token_ids)
@@ -168,6 +176,13 @@ class WorkerProcess:
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
         return step_loop, driver, [driver, intake, feed, auditor, garbage]
+
+    def _load(self, directory: Path, kv_cache: KVCache) -> StepRunner:
+        dtype, running_max = self._config.model.dtype, self._config.scheduler.running_max
+        if self._config.model.device is DeviceKind.CUDA:
+            return build_cuda_runner(directory, kv_cache.pool, dtype, running_max)
+        threads = self._group().threads
+        return ModelRunner(directory, *kv_cache.rank_pools, threads=threads, dtype=dtype)
 
     def _post(self, event: object) -> None:
         if self._step_loop is None:

@@ -18,7 +18,7 @@ from kvferry.generation import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.model_runner import ModelRunner
+    from engine.step_runner import StepRunner
     from kvferry.clock import Clock
     from kvferry.config import SchedulerConfig
     from kvferry.generation import OutputToken, SampleProgress
@@ -40,7 +40,7 @@ class Engine:
     def __init__(
         self,
         kv_cache: KVCache,
-        runner: ModelRunner,
+        runner: StepRunner,
         config: SchedulerConfig,
         clock: Clock,
         compiler: GrammarCompiler | None = None,
