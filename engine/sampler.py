@@ -67,6 +67,11 @@ class SamplingRow:
         is_free = self.allowed is None and not self.banned
         return is_free and not (self.params.logit_bias or self.has_penalties)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most likely token of the model's logits is all that is asked for."""
+        return self.is_greedy and self.keeps_scores and self.params.logprobs is None
+
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[OutputToken]:
     """The next token of each row. logits float32 [R, V] are left unchanged.
@@ -75,6 +80,9 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[OutputToke
     that it is the same in any batch, and after a resume.
     """
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits, {len(rows)} sequences"
+    if not all(row.is_plain for row in rows):
+        # Of a device: there only the most likely tokens are found, the rest is arithmetic here.
+        logits = logits.cpu()
     scores = _adjusted(logits, rows)
     chosen = scores.argmax(dim=-1)
     drawn = [index for index, row in enumerate(rows) if not row.is_greedy]
