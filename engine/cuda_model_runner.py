@@ -69,7 +69,6 @@ class CudaModelRunner:
             kv_pool=kv_pool,
             query_heads=spec.num_heads,
             dtype=torch_dtype(dtype),
-            score_scale=spec.scales.score,
             workspace=torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device.name),
         )
         self._attention = self._layered(lambda window: FlashInferAttention(heads, window))

@@ -110,7 +110,7 @@ class Decoder:
         embedded = self._embedding.weight[token_ids]
         scale = self._spec.scales.embedding
         # Rounded as the embeddings are: models were trained with it so.
-        return embedded if scale == 1.0 else embedded.mul_(embedded.new_tensor(scale))
+        return embedded if scale == 1.0 else embedded.mul_(embedded.new_full((), scale))
 
     def _rotate_and_write(
         self, qkv: torch.Tensor, batch: ForwardBatch, kv_pool: KvPool, layer: int

@@ -46,8 +46,6 @@ class PagedHeads:
     query_heads: int
     dtype: torch.dtype
     """Of queries and answers."""
-    score_scale: float | None
-    """What products of query and key are multiplied by; None: 1 / sqrt(head_dim)."""
     workspace: torch.Tensor
     """uint8 [WORKSPACE_BYTES], on the device."""
 
@@ -121,7 +119,6 @@ class PagedHeads:
         return {
             # FlashInfer counts the tokens before the query's own.
             "window_left": _EVERYTHING if window is None else window - 1,
-            "sm_scale": self.score_scale,
             "q_data_type": self.dtype,
             "kv_data_type": self.dtype,
         }

@@ -7,10 +7,13 @@ or write somewhere else, so everything that can be checked here is an error.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    import pytest
 
 _INT32 = torch.int32
 _ELEMENT_TYPES = (torch.float16, torch.bfloat16)
@@ -22,6 +25,15 @@ _GRAPH_BUFFERS = ("indptr", "indices", "last_page_len")
 
 class ContractError(Exception):
     """An argument that FlashInfer does not take. No `ValueError`: nobody may expect it."""
+
+
+def widen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that there are kernels for float32, and for heads of any size, so that answers of
+    tiny models can be compared token for token. We and the stand-in refuse both otherwise."""
+    types, dims = (*_ELEMENT_TYPES, torch.float32), range(1, 257)
+    for module in ("engine.attention.flashinfer", __name__):
+        monkeypatch.setattr(f"{module}._ELEMENT_TYPES", types)
+        monkeypatch.setattr(f"{module}._HEAD_DIMS", dims)
 
 
 def _require(condition: bool, problem: str) -> None:
@@ -101,8 +113,7 @@ class _PagedWrapper:
         _require(q_type in _ELEMENT_TYPES, f"q_data_type {q_type}")
         _require(kv_type in _ELEMENT_TYPES, f"kv_data_type {kv_type}")
         _require(options["window_left"] >= -1, f"window_left {options['window_left']}")
-        scale = options["sm_scale"]
-        self._scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
+        self._scale = 1.0 / math.sqrt(head_dim)
         self._window_left = options["window_left"]
         self._types = q_type, kv_type
         self._shape = shape
@@ -155,7 +166,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         *,
         causal: bool = False,
         window_left: int = -1,
-        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
@@ -168,7 +178,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         _require(bool((qo_indptr.diff() <= lengths).all()), "more new tokens than tokens")
         options = {
             "window_left": window_left,
-            "sm_scale": sm_scale,
             "q_data_type": q_data_type,
             "kv_data_type": kv_data_type or q_data_type,
         }
@@ -212,7 +221,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         page_size: int,
         *,
         window_left: int = -1,
-        sm_scale: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
@@ -230,7 +238,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             kept = self._buffers
         options = {
             "window_left": window_left,
-            "sm_scale": sm_scale,
             "q_data_type": q_data_type,
             "kv_data_type": kv_data_type or q_data_type,
         }

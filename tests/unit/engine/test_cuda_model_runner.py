@@ -120,9 +120,7 @@ def _engine(
 
 @pytest.fixture
 def float32_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    monkeypatch.setattr("engine.attention.flashinfer._ELEMENT_TYPES", types)
-    monkeypatch.setattr(fake_flashinfer, "_ELEMENT_TYPES", types)
+    fake_flashinfer.widen(monkeypatch)
 
 
 @pytest.mark.usefixtures("float32_kernels")

@@ -43,10 +43,10 @@ def _layout(page_size: int, **others: Any) -> KvLayout:
     return KvLayout(num_layers=2, page_size=page_size, **(values | others))
 
 
-def _heads(pool: KvPool, query_heads: int, scale: float | None = None) -> PagedHeads:
+def _heads(pool: KvPool, query_heads: int) -> PagedHeads:
     dtype = pool.buffer.dtype
     workspace = torch.empty(64, dtype=torch.uint8)
-    return PagedHeads(fake_flashinfer, pool, query_heads, dtype, scale, workspace)
+    return PagedHeads(fake_flashinfer, pool, query_heads, dtype, workspace)
 
 
 def _metadata(mix: list[tuple[int, int]], pool: KvPool) -> AttentionMetadata:
@@ -104,17 +104,6 @@ def _check(
     assert torch.equal(queries, before)
 
 
-def test_scores_are_scaled_as_the_model_says() -> None:
-    torch.manual_seed(0)
-    pool = poisoned_pool(_layout(4))
-    metadata = _metadata(MIXES["mixed"], pool)
-    queries = _queries(metadata, 4, torch.bfloat16)
-    usual = FlashInferAttention(_heads(pool, 4)).plan(metadata).run(queries, 0)
-    scaled = FlashInferAttention(_heads(pool, 4, 2 * HEAD_DIM**-0.5)).plan(metadata)
-    # Twice the scale of half the query: powers of two change no rounding.
-    assert torch.equal(scaled.run(queries / 2, 0), usual)
-
-
 def test_a_static_backend_is_told_of_steps_of_its_size() -> None:
     torch.manual_seed(0)
     pool = poisoned_pool(_layout(4))
@@ -158,7 +147,7 @@ def test_what_has_no_kernel_is_refused(
 ) -> None:
     pool = poisoned_pool(_layout(4, **others))
     with pytest.raises(ConfigError) as caught:
-        PagedHeads(fake_flashinfer, pool, 4, dtype, None, torch.empty(64, dtype=torch.uint8))
+        PagedHeads(fake_flashinfer, pool, 4, dtype, torch.empty(64, dtype=torch.uint8))
     assert caught.value.field == field
 
 
