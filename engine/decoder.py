@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.forward_batch import ForwardBatch
     from engine.model_spec import ModelSpec
     from engine.operators.interface import Operators
+    from engine.projection import Projection
     from engine.tensor_parallel import Collective
     from engine.weights import Weights
     from mem_cache.kv_pool import KvPool
@@ -50,9 +51,7 @@ class Decoder:
         self._final_norm = loader.norm("model.norm", spec.hidden_size)
         # What token ids index must have a row for each: a missing one would end the engine.
         self._embedding = loader.whole("model.embed_tokens", spec.vocab_size)
-        self._head = (
-            self._embedding if spec.tied_embeddings else loader.whole("lm_head", spec.vocab_size)
-        )
+        self._head = _load_head(spec, weights, loader, self._embedding)
         weights.refuse_unused()
         self._ropes = _rope_tables(spec, self._embedding.weight.device)
 
@@ -140,6 +139,17 @@ class Decoder:
         if following == len(self._layers):
             return self._final_norm
         return self._layers[following].attention_norm
+
+
+def _load_head(
+    spec: ModelSpec, weights: Weights, loader: LayerLoader, embedding: Projection
+) -> Projection:
+    """A head that is stored counts, even if the config says that the embedding is the head."""
+    if spec.tied_embeddings and "lm_head.weight" not in weights:
+        return embedding
+    head = loader.whole("lm_head", spec.vocab_size)
+    # A mere copy would be held in memory twice.
+    return embedding if torch.equal(head.weight, embedding.weight) else head
 
 
 def _rope_tables(spec: ModelSpec, device: torch.device) -> list[torch.Tensor]:

@@ -1,7 +1,8 @@
 """Turns a GGUF file into a Hugging Face directory. Needs the extra `kvferry[gguf]`, once per model.
 
 Weights become float32 in the order in which the decoder uses them (see `engine.weights`);
-tokenizer and chat template come along.
+tokenizer and chat template come along. `transformers` undoes what a file's architecture does to
+weights: the rows of Llama's q and k are permuted there, Qwen's are not.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
 
     import torch
 
+_ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
+"""Whose metadata `transformers` translates whole. Mistral calls itself llama."""
 _LAYER_ORDER = (
-    "input_layernorm",
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "post_attention_layernorm",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
+    "input_layernorm.weight",
+    *(f"self_attn.{part}_proj.weight" for part in "qkv"),
+    *(f"self_attn.{part}_proj.bias" for part in "qkv"),
+    "self_attn.q_norm.weight",
+    "self_attn.k_norm.weight",
+    "self_attn.o_proj.weight",
+    "post_attention_layernorm.weight",
+    *(f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")),
 )
 
 
@@ -39,14 +41,13 @@ def import_gguf(gguf: Path, directory: Path, *, progress: bool) -> None:
     """
     transformers = _load_transformers()
     transformers.utils.logging.disable_progress_bar()
+    _require_supported(gguf)
     with tqdm(total=3, desc="Tokenizer", disable=None if progress else True, unit="step") as bar:
         tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         tokenizer.save_pretrained(directory)
         bar.update()
         bar.set_description("Reading weights")
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype="float32"
-        )
+        model = _read_model(transformers, gguf)
         bar.update()
         bar.set_description("Writing weights")
         _write_config(model, directory)
@@ -62,19 +63,60 @@ def import_gguf(gguf: Path, directory: Path, *, progress: bool) -> None:
 def weights_in_order(
     tensors: Mapping[str, torch.Tensor], num_layers: int, *, tied: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a Llama model by name, in the order of their use."""
-    yield _named(tensors, "model.embed_tokens")
+    """The tensors of a model by name, in the order of their use.
+
+    Raises `ConfigError` naming one that has no place in it.
+    """
+    names = ["model.embed_tokens.weight"]
     for layer in range(num_layers):
-        for part in _LAYER_ORDER:
-            yield _named(tensors, f"model.layers.{layer}.{part}")
-    yield _named(tensors, "model.norm")
-    if not tied:
-        yield _named(tensors, "lm_head")
+        names += [f"model.layers.{layer}.{part}" for part in _LAYER_ORDER]
+    names += ["model.norm.weight", "lm_head.weight"]
+    unknown = sorted(tensors.keys() - set(names))
+    if unknown:
+        raise ConfigError("model.path", f"cannot convert the tensor {unknown[0]!r}")
+    for name in names:
+        if name in tensors and not (tied and name == "lm_head.weight"):
+            yield name, tensors[name]
 
 
-def _named(tensors: Mapping[str, torch.Tensor], module: str) -> tuple[str, torch.Tensor]:
-    name = f"{module}.weight"
-    return name, tensors[name]
+def _require_supported(gguf: Path) -> None:
+    """Refuse what `transformers` would read without a word and get wrong."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(gguf)
+    except (OSError, ValueError) as error:
+        raise ConfigError("model.path", f"{gguf} is no GGUF file: {error}") from error
+
+    def value(key: str) -> Any:
+        field = reader.get_field(key)
+        return None if field is None else field.contents()
+
+    architecture = value("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise ConfigError("model.path", f"{gguf} holds {architecture}; from GGUF: {known}")
+    if value(f"{architecture}.expert_count"):
+        raise ConfigError("model.path", f"{gguf} is a mixture of experts; those are not converted")
+    scaling = value(f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise ConfigError("model.path", f"{gguf}: rope scaling {scaling} is not converted")
+    if any(tensor.name == "rope_freqs.weight" for tensor in reader.tensors):
+        raise ConfigError("model.path", f"{gguf}: rope_freqs.weight is not converted")
+
+
+def _read_model(transformers: Any, gguf: Path) -> Any:
+    try:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype="float32", output_loading_info=True
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError("model.path", f"{gguf} cannot be read: {error}") from error
+    # Their weights would be random.
+    missing = sorted(set(info["missing_keys"]) - {"lm_head.weight"})
+    if missing:
+        raise ConfigError("model.path", f"{gguf} has no tensor for {missing[0]!r}")
+    return model
 
 
 def _write_config(model: Any, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -27,11 +28,15 @@ _CONVERSION = 1
 def resolve_model(path: str, cache_dir: Path | None = None, progress: bool = False) -> Path:
     """The Hugging Face directory of `model.path`.
 
-    A bundled model is converted once into `cache_dir` (default `~/.cache/kvferry/models`); any
-    number of processes may ask at once. Raises `ConfigError` when there is no such model.
+    A bundled model, or a GGUF file, is converted once into `cache_dir` (default
+    `~/.cache/kvferry/models`); any number of processes may ask at once. Raises `ConfigError` when
+    there is no such model.
     """
     if not path.startswith(_BUNDLED_PREFIX):
         directory = Path(path).expanduser()
+        if directory.suffix == ".gguf" and directory.is_file():
+            name = f"{directory.stem}-{_file_identity(directory)}-{_CONVERSION}"
+            return _converted(directory, (cache_dir or default_cache_dir()) / name, progress)
         if not (directory / "config.json").is_file():
             raise ConfigError("model.path", f"{directory} is no model directory (no config.json)")
         return directory
@@ -69,8 +74,17 @@ def _bundled_directory(cache_dir: Path, *, progress: bool) -> Path:
     gguf = _bundled_gguf()
     version = importlib.metadata.version(_BUNDLED_DISTRIBUTION)
     name = BUNDLED_MODEL.removeprefix(_BUNDLED_PREFIX)
-    target = cache_dir / f"{name}-{version}-{_CONVERSION}"
+    return _converted(gguf, cache_dir / f"{name}-{version}-{_CONVERSION}", progress)
 
+
+def _file_identity(file: Path) -> str:
+    """Hexadecimal; another one when another file takes the place of this one."""
+    status = file.stat()
+    text = f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _converted(gguf: Path, target: Path, progress: bool) -> Path:
     def write(directory: Path) -> None:
         # Imported here: serving a converted model needs neither transformers nor gguf.
         from engine.gguf_import import import_gguf

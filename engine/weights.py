@@ -34,8 +34,8 @@ _NAME_OF_TORCH = {dtype: name for name, dtype in _TORCH_OF_NAME.items()}
 _ALIGNMENT = 64
 """Bytes; data begins on a cache line."""
 _INDEX = "model.safetensors.index.json"
-_UNUSED_SUFFIXES = ("rotary_emb.inv_freq", "lm_head.weight")
-"""What some checkpoints hold though it follows from their config, or from a tied embedding."""
+_FOLLOWING = "rotary_emb.inv_freq"
+"""What some checkpoints hold though it follows from their config."""
 _HEADER_BYTES_MAX = 100 * 2**20
 """As the safetensors library allows."""
 
@@ -84,6 +84,10 @@ class Weights:
         self._device = device
         self._used: set[str] = set()
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        return name in self._placed
+
     def require(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises `ConfigError` naming the tensor unless there is one of this shape."""
         found = self._find(name).shape
@@ -93,7 +97,7 @@ class Weights:
     def refuse_unused(self) -> None:
         """Raises `ConfigError` naming a tensor that was never read: the model is another one."""
         for name in self._placed:
-            if name not in self._used and not name.endswith(_UNUSED_SUFFIXES):
+            if name not in self._used and not name.endswith(_FOLLOWING):
                 raise ConfigError(
                     "model.path",
                     f"the weights have a tensor {name!r} that config.json has no use for",

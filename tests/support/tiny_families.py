@@ -48,6 +48,7 @@ _EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {}),
