@@ -38,6 +38,7 @@ from kvferry.ids import WorkerId, new_incarnation
 from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Membership, Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2_grpc
+from router.api.door_settings import DoorSettings
 from router.api.grpc_server import serve
 from router.api.request_metrics import RequestMetrics
 from router.router import Router
@@ -127,8 +128,8 @@ def run_router(pipe: Connection, plan: ServerPlan) -> None:
         config = replace(config, router=replace(config.router, requests_max=4 * plan.streams))
         router = Router(config, plan.model_directory, MonotonicClock(), random.Random(1))
         await router.start()
-        metrics = RequestMetrics(router, MonotonicClock())
-        front_door, port = await serve(router, "127.0.0.1", 0, metrics=metrics)
+        doors = DoorSettings(router, RequestMetrics(router, MonotonicClock()))
+        front_door, port = await serve(doors, ("127.0.0.1", 0))
         await router.set_membership(Membership(1, (plan.worker,)))
         _KEPT.append(front_door)
         return f"127.0.0.1:{port}"

@@ -24,7 +24,6 @@ from cluster.cluster_state import Phase
 from cluster.members import cpus_wanted, http_port_of, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
-from kvferry.config import to_mapping
 from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
 from router.api.security import Security
@@ -82,7 +81,7 @@ class LocalCluster:
         specs = members_of(self.config)
         cpus = max(cpus_wanted(specs), float(os.cpu_count() or 1))
         ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
-        self._supervisor = ray_runtime.start_supervisor(to_mapping(self.config))
+        self._supervisor = ray_runtime.start_supervisor(self.config)
         view = self._wait_until_complete(self._supervisor)
         self._wait_until_reachable(self._supervisor)
         return view

@@ -23,6 +23,7 @@ from cluster.process_census import MARK
 from cluster.router_actor import RouterActor
 from cluster.supervisor_actor import SupervisorActor
 from cluster.worker_actor import WorkerActor
+from kvferry.config import to_mapping
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import OBJECT_STORE_BYTES, STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
 from router.cluster_control import ClusterControl
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cluster.supervisor import ClusterView
+    from kvferry.config import ClusterConfig
     from kvferry.membership import Membership, Role
 
 _NAMESPACE = "kvferry"
@@ -43,7 +45,8 @@ _WORKER_THREADS = 4
 """Of a worker's actor: one each for a pending watcher, a health call and `stop`, and a spare."""
 
 _STOP_ALL_TIMEOUT_S = 3 * STOP_TIMEOUT_S
-"""Of a supervisor: one each for the routers and the workers, and one for the calls themselves."""
+"""Of a supervisor, after the routers' grace: one each for the routers and the workers, and one for
+the calls themselves."""
 
 _RAY_ENVIRONMENT = {
     # Ray names its processes by overwriting their arguments; without this, the environment that
@@ -99,8 +102,9 @@ def stop_ray() -> None:
 class SupervisorHandle:
     """The supervisor, seen from the process that owns the cluster. Calls block."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, router_grace_s: float) -> None:
         self._actor = actor
+        self._stop_timeout_s = router_grace_s + _STOP_ALL_TIMEOUT_S
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
@@ -122,19 +126,19 @@ class SupervisorHandle:
     def stop(self) -> None:
         """End every member, then the supervisor."""
         try:
-            _get(self._actor.stop.remote(), _STOP_ALL_TIMEOUT_S)
+            _get(self._actor.stop.remote(), self._stop_timeout_s)
         finally:
             ray.kill(self._actor)
 
 
-def start_supervisor(config: Mapping[str, Any]) -> SupervisorHandle:
+def start_supervisor(config: ClusterConfig) -> SupervisorHandle:
     """Start the one supervisor of the running cluster; it begins to start the members."""
     actor_class: Any = ray.remote(SupervisorActor)  # Ray's own types do not carry `remote`.
     actor = actor_class.options(
         name=_SUPERVISOR_NAME, lifetime="detached", num_cpus=0, max_concurrency=_CALLS_AT_ONCE
-    ).remote(dict(config), RayLauncher)
+    ).remote(to_mapping(config), RayLauncher)
     _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
-    return SupervisorHandle(actor)
+    return SupervisorHandle(actor, config.router.stop_grace_s)
 
 
 def _get(reference: Any, timeout_s: float) -> Any:

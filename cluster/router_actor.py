@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_GRACE_S = 0.5 * STOP_TIMEOUT_S
-"""For answers that are nearly done; those that are not get an error instead of an end."""
 _CLOSING_S = 0.1 * STOP_TIMEOUT_S
-"""For clients to read that; what is left of the stop's time is for the rest."""
+"""For clients to read that they get no more; what is left of the stop's time is for the rest."""
 
 
 class RouterActor:
@@ -60,6 +58,7 @@ class RouterActor:
     async def start(self) -> StartOutcome:
         """Load the tokenizer and open the front doors."""
         # Imported here, because the supervisor imports this module and needs none of it.
+        from router.api.door_settings import DoorSettings
         from router.api.grpc_server import serve
         from router.api.http_server import serve_http
         from router.api.request_metrics import RequestMetrics
@@ -75,15 +74,12 @@ class RouterActor:
             self._router = Router(self._config, directory, clock, random.Random())
             await self._router.start()
             metrics, host = RequestMetrics(self._router, clock), self._spec.host
-            door, port = await serve(
-                self._router, host, self._spec.port, self._security, metrics, self._control
-            )
+            settings = DoorSettings(self._router, metrics, self._security, self._control)
+            door, port = await serve(settings, (host, self._spec.port))
             self._doors.append(door)
-            http_door, http_port = await serve_http(
-                self._router, metrics, (host, self._spec.http_port), self._security
-            )
+            http_door, http_port = await serve_http(settings, (host, self._spec.http_port))
             self._doors.append(http_door)
-            smg_door = await serve_smg(self._router, self._config.router.smg, metrics)
+            smg_door = await serve_smg(settings, self._config.router.smg)
             if smg_door is not None:
                 self._doors.append(smg_door)
         except (KvferryError, OSError) as error:
@@ -129,7 +125,7 @@ class RouterActor:
             steps.push_async_callback(self._close_doors)
             if self._router is not None:
                 # Behind open doors: whoever asks meanwhile is told when to ask again.
-                await self._router.wind_down(_GRACE_S)
+                await self._router.wind_down(self._config.router.stop_grace_s)
 
     async def _close_doors(self) -> None:
         await asyncio.gather(*(door.stop(_CLOSING_S) for door in self._doors))

@@ -50,7 +50,11 @@ class ClusterView:
 class Supervisor:
     """Runs the members of one cluster. Create and use it on one asyncio loop."""
 
-    def __init__(self, state: ClusterState, launcher: Launcher, clock: Clock) -> None:
+    def __init__(
+        self, state: ClusterState, launcher: Launcher, clock: Clock, router_grace_s: float
+    ) -> None:
+        """`router_grace_s`: how long routers that stop wait for their requests."""
+        self._router_stop_s = router_grace_s + STOP_TIMEOUT_S
         self._state = state
         self._launcher = launcher
         self._clock = clock
@@ -78,7 +82,10 @@ class Supervisor:
             await self._wait_for_work()
 
     async def stop(self) -> None:
-        """End routers, then workers, each within `STOP_TIMEOUT_S`; nothing is started any more."""
+        """End routers, then workers, each within `STOP_TIMEOUT_S`, routers after their grace.
+
+        Nothing is started any more.
+        """
         if self._stopping:
             return
         self._stopping = True
@@ -88,10 +95,10 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        stages = self._state.shut_down()
+        routers, workers = self._state.shut_down()
         await self._announce()
-        for stage in stages:
-            await asyncio.gather(*(self._stop_member(effect) for effect in stage))
+        await asyncio.gather(*(self._stop_member(each, self._router_stop_s) for each in routers))
+        await asyncio.gather(*(self._stop_member(each, STOP_TIMEOUT_S) for each in workers))
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
@@ -166,7 +173,7 @@ class Supervisor:
             watch = self._watches.pop((stop.name, stop.launch))
             watch.cancel()
             await asyncio.wait({watch})
-            await self._stop_member(stop)
+            await self._stop_member(stop, STOP_TIMEOUT_S)
         _log.info("worker removed", extra={"worker_id": worker_id, "drained": has_drained})
         return has_drained
 
@@ -253,12 +260,12 @@ class Supervisor:
         except Exception:  # noqa: BLE001 - of whatever kind, it must not end all supervision
             _log.exception("cannot kill a member", extra={"member": name, "launch": launch})
 
-    async def _stop_member(self, effect: Stop) -> None:
+    async def _stop_member(self, effect: Stop, timeout_s: float) -> None:
         handle = self._handles.get((effect.name, effect.launch))
         if handle is None:
             return
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 await handle.stop()
         except (TimeoutError, MemberEnded) as error:
             _log.warning("no clean stop", extra={"member": effect.name, "reason": str(error)})

@@ -50,7 +50,8 @@ class SupervisorActor:
         tree = config_from_mapping(self._config)
         clock = MonotonicClock()
         state = ClusterState(members_of(tree), tree.restart_backoff_s, clock, tree.workers)
-        self._supervisor = Supervisor(state, self._make_launcher(self._config), clock)
+        launcher, grace_s = self._make_launcher(self._config), tree.router.stop_grace_s
+        self._supervisor = Supervisor(state, launcher, clock, grace_s)
         self._run = asyncio.create_task(self._supervisor.run())
         self._run.add_done_callback(self._exit_on_failure)
 

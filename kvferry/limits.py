@@ -123,6 +123,11 @@ AUDIT_CALL_GRACE_S = 2.0
 """More than that for each hop to the worker, so that its own answer comes first."""
 
 STOP_TIMEOUT_S = 10.0
+"""For a process to end that has nothing left to do; routers have `router.stop_grace_s` before."""
+
+STOP_GRACE_S_MAX = 3600.0
+"""Longer is no stop."""
+
 IDLE_AUDIT_INTERVAL_S = 10.0
 """An idle worker that has computed something runs all ledger checks, no more often than this: a
 full audit of 10^5 slots takes about 10 ms."""

@@ -114,6 +114,8 @@ class RouterConfig:
     """Most requests given to workers at once; as many as the workers decode together, if fewer."""
     request_timeout_s: float = 600.0
     """Longest life of a request whose client sets no deadline."""
+    stop_grace_s: float = 5.0
+    """For running requests to end when the router stops; the others get an error then."""
     status_interval_s: float = 0.5
     """How often the router asks each worker for its load."""
     classes: ServiceClassesConfig = field(default_factory=ServiceClassesConfig)

@@ -19,11 +19,9 @@ from router.api.inference_service import INFERENCE_SERVICE, InferenceService
 from router.api.security_guard import KeyGuard
 
 if TYPE_CHECKING:
-    from router.api.request_metrics import RequestMetrics
-    from router.api.security import Security
+    from router.api.door_settings import DoorSettings
     from router.api.security_tls import Tls
     from router.api.smg_service import SmgService
-    from router.cluster_control import ClusterControl
     from router.router import Router
 
 _log = logging.getLogger(__name__)
@@ -75,35 +73,28 @@ class FrontDoor:
             await changed.wait()
 
 
-async def serve(
-    router: Router,
-    host: str,
-    port: int,
-    security: Security | None = None,
-    metrics: RequestMetrics | None = None,
-    control: ClusterControl | None = None,
-) -> tuple[FrontDoor, int]:
-    """Start to serve; returns the bound port, which port 0 leaves to the system.
+async def serve(settings: DoorSettings, address: tuple[str, int]) -> tuple[FrontDoor, int]:
+    """Start to serve at (host, port); returns the bound port, which port 0 leaves to the system.
 
-    Without `security` anybody may call, in the clear. Requests count in `metrics`, if given;
-    `control` carries out what operators order. Raises `ConfigError` naming `router.port` when the
-    address cannot be bound.
+    Raises `ConfigError` naming `router.port` when the address cannot be bound.
     """
+    router, security = settings.router, settings.security
     guards = [KeyGuard(security)] if security is not None and security.asks_for_keys else []
     server = grpc.aio.server(interceptors=guards, options=SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
     services = [
-        InferenceService(router, metrics).handler(),
-        AdminService(router, control).handler(),
+        InferenceService(router, settings.metrics).handler(),
+        AdminService(router, settings.control).handler(),
     ]
     names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
-    smg = _smg_service(router, metrics)
+    smg = _smg_service(settings)
     if smg is not None:
         services.append(smg.handler())
         names.append(smg.name)
     server.add_generic_rpc_handlers(services)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection(names, server)
+    host, port = address
     bound_port = _bind(server, f"{host}:{port}", None if security is None else security.tls)
     await server.start()
     return FrontDoor(router, server, health_servicer, smg), bound_port
@@ -120,11 +111,11 @@ def _bind(server: Any, address: str, tls: Tls | None) -> int:
     return bound_port
 
 
-def _smg_service(router: Router, metrics: RequestMetrics | None) -> SmgService | None:
+def _smg_service(settings: DoorSettings) -> SmgService | None:
     """The engine protocol of the smg gateway, where its message types are installed."""
     if importlib.util.find_spec("smg_grpc_proto") is None:
         _log.info("smg's engine protocol is not served: the extra `smg` is not installed")
         return None
     from router.api.smg_service import SmgService
 
-    return SmgService(router, metrics)
+    return SmgService(settings.router, settings.metrics)

@@ -21,8 +21,8 @@ from router.api.openai_service import OpenAiService
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from router.api.door_settings import DoorSettings
     from router.api.request_metrics import RequestMetrics
-    from router.api.security import Security
     from router.router import Router
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -72,17 +72,13 @@ class CallCount:
                 self.none_left.set()
 
 
-async def serve_http(
-    router: Router,
-    metrics: RequestMetrics,
-    address: tuple[str, int],
-    security: Security | None = None,
-) -> tuple[HttpFrontDoor, int]:
+async def serve_http(settings: DoorSettings, address: tuple[str, int]) -> tuple[HttpFrontDoor, int]:
     """Start to serve at (host, port); returns the bound port, which port 0 leaves to the system.
 
-    Without `security` anybody may call, in the clear; with keys, probes are open all the same.
+    Where keys are asked for, probes are open all the same.
     Raises `ConfigError` naming `router.http.port` when the address cannot be bound.
     """
+    router, metrics, security = settings.router, settings.metrics, settings.security
     calls = CallCount()
     app = web.Application(
         client_max_size=CLIENT_MESSAGE_BYTES_MAX, middlewares=[_counted(calls), answer_failures]

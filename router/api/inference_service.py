@@ -24,10 +24,10 @@ INFERENCE_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Inference"].
 class InferenceService:
     """Translates between messages and the router."""
 
-    def __init__(self, router: Router, metrics: RequestMetrics | None = None) -> None:
-        """`metrics` count the requests, if given."""
+    def __init__(self, router: Router, metrics: RequestMetrics) -> None:
+        """`metrics` count the requests."""
         self._router = router
-        self._answers = metrics or router
+        self._answers = metrics
 
     def handler(self) -> Any:
         """To be registered at a server. No deserializers: see `message_parsing`."""

@@ -17,9 +17,8 @@ from router.api.security_guard import OneAccount
 
 if TYPE_CHECKING:
     from kvferry.router_config import SmgConfig
-    from router.api.request_metrics import RequestMetrics
+    from router.api.door_settings import DoorSettings
     from router.api.smg_service import SmgService
-    from router.router import Router
 
 
 class SmgDoor:
@@ -35,10 +34,8 @@ class SmgDoor:
         await self._server.stop(grace_s)
 
 
-async def serve_smg(
-    router: Router, config: SmgConfig, metrics: RequestMetrics | None = None
-) -> SmgDoor | None:
-    """Start to serve, if a port is set; requests count in `metrics`, if given.
+async def serve_smg(settings: DoorSettings, config: SmgConfig) -> SmgDoor | None:
+    """Start to serve, if a port is set. Whatever `settings.security` says, anybody may ask.
 
     Raises `ConfigError` naming `router.smg.port` without the protocol's package, and when the
     address cannot be bound.
@@ -49,7 +46,7 @@ async def serve_smg(
         raise ConfigError("router.smg.port", "needs the extra `smg`: pip install 'kvferry[smg]'")
     from router.api.smg_service import SmgService
 
-    service = SmgService(router, metrics)
+    service = SmgService(settings.router, settings.metrics)
     server = grpc.aio.server(interceptors=[OneAccount(config.tenant)], options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers([service.handler()])
     address = f"{config.host}:{config.port}"

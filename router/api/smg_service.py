@@ -39,10 +39,10 @@ class SmgService:
 
     name: str = vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
-    def __init__(self, router: Router, metrics: RequestMetrics | None = None) -> None:
-        """`metrics` count the requests, if given."""
+    def __init__(self, router: Router, metrics: RequestMetrics) -> None:
+        """`metrics` count the requests."""
         self._router = router
-        self._answers = metrics or router
+        self._answers = metrics
         self._archive: bytes | None = None
         self._stopped = asyncio.Event()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -277,7 +278,7 @@ def test_a_port_in_use_names_its_setting(directory: Path) -> None:
         port = int(bench.http_url.rpartition(":")[2])
         metrics = RequestMetrics(bench.router, bench.router._clock)
         with pytest.raises(ConfigError) as caught:
-            await serve_http(bench.router, metrics, ("127.0.0.1", port))
+            await serve_http(replace(bench.doors, metrics=metrics), ("127.0.0.1", port))
         assert caught.value.field == "router.http.port"
 
     run(directory, test, says("a"))

@@ -474,7 +474,7 @@ def test_a_port_in_use_names_the_setting(directory: Path) -> None:
     async def test(bench: RouterBench) -> None:
         port = int(bench.channel_target.rpartition(":")[2])
         with pytest.raises(ConfigError, match=r"^router\.port"):
-            await serve(bench.router, "127.0.0.1", port)
+            await serve(bench.doors, ("127.0.0.1", port))
 
     run(directory, test)
 

@@ -50,7 +50,7 @@ def run(
             router_bench(directory, worker, security=security) as bench,
         ):
             config = SmgConfig(port=free_port(), tenant="gate")
-            door = await serve_smg(bench.router, config)
+            door = await serve_smg(bench.doors, config)
             assert door is not None
             async with grpc.aio.insecure_channel(f"127.0.0.1:{config.port}") as channel:
                 await test(bench, channel)
@@ -120,12 +120,12 @@ def test_a_gateway_ends_its_own_requests_only(directory: Path, security: Securit
 def test_there_is_no_port_unless_one_is_set_and_free(directory: Path) -> None:
     async def main() -> None:
         async with router_bench(directory) as bench:
-            assert await serve_smg(bench.router, SmgConfig()) is None
+            assert await serve_smg(bench.doors, SmgConfig()) is None
             with socket.socket() as taken:
                 taken.bind(("127.0.0.1", 0))
                 taken.listen()
                 port = taken.getsockname()[1]
                 with pytest.raises(ConfigError, match=f"router.smg.port: cannot bind .*:{port}"):
-                    await serve_smg(bench.router, SmgConfig(port=port))
+                    await serve_smg(bench.doors, SmgConfig(port=port))
 
     asyncio.run(main())

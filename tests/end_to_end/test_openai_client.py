@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from kvferry.clock import MonotonicClock
 from kvferry.config import load_config
 from kvferry.membership import Role
 from router.api.http_server import serve_http
-from router.api.request_metrics import RequestMetrics
 from tests.support.in_process_cluster import InProcessCluster
 
 if TYPE_CHECKING:
@@ -37,8 +35,7 @@ def cluster() -> Iterator[InProcessCluster]:
 
 @pytest.fixture(scope="module")
 def client(cluster: InProcessCluster) -> Iterator[openai.OpenAI]:
-    metrics = RequestMetrics(cluster.router, MonotonicClock())
-    door, port = cluster._run(serve_http(cluster.router, metrics, ("127.0.0.1", 0)))
+    door, port = cluster._run(serve_http(cluster.doors, ("127.0.0.1", 0)))
     with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as made:
         yield made
     cluster._run(door.stop(1.0))

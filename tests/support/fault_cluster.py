@@ -22,7 +22,9 @@ from engine.model_directory import resolve_model
 from kvferry.clock import MonotonicClock
 from kvferry.config import to_mapping
 from kvferry.membership import Membership, Role, WorkerInfo
+from router.api.door_settings import DoorSettings
 from router.api.grpc_server import serve
+from router.api.request_metrics import RequestMetrics
 from router.router import Router
 from tests.support.fault_model import with_few_slots
 from tests.support.fault_wire import Wire, open_device, run_wire
@@ -262,7 +264,8 @@ class FaultCluster:
         async def start() -> tuple[Any, int]:
             self._router = Router(self._config, directory, clock, random.Random(0))
             await self._router.start()
-            return await serve(self._router, "127.0.0.1", 0)
+            doors = DoorSettings(self._router, RequestMetrics(self._router, clock))
+            return await serve(doors, ("127.0.0.1", 0))
 
         self._front_door, port = self._run(start())
         self.address = f"127.0.0.1:{port}"

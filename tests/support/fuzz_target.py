@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 
 from engine.model_directory import resolve_model
 from engine.request import Request
-from kvferry.clock import MonotonicClock
 from kvferry.config import CacheConfig, ClusterConfig, ModelConfig
 from kvferry.membership import Role
 from kvferry.rpc.v1 import inference_pb2 as inference
 from router.api.http_server import serve_http
-from router.api.request_metrics import RequestMetrics
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
 from tests.support.in_process_cluster import InProcessCluster
@@ -78,8 +76,7 @@ def fuzz_target(directory: Path) -> Iterator[FuzzTarget]:
         cache=CacheConfig(memory_bytes=4 * 2**20, audit=True),
     )
     with InProcessCluster(config, (Role.PREFILL, Role.DECODE)) as cluster:
-        metrics = RequestMetrics(cluster.router, MonotonicClock())
-        door, port = cluster._run(serve_http(cluster.router, metrics, ("127.0.0.1", 0)))
+        door, port = cluster._run(serve_http(cluster.doors, ("127.0.0.1", 0)))
         try:
             yield FuzzTarget(cluster.address, f"http://127.0.0.1:{port}", cluster)
         finally:

@@ -25,7 +25,9 @@ from kvferry.ids import WorkerId
 from kvferry.membership import Membership, Role, WorkerInfo
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
+from router.api.door_settings import DoorSettings
 from router.api.grpc_server import serve
+from router.api.request_metrics import RequestMetrics
 from router.router import Router
 from tests.support.waiting import wait_until
 
@@ -75,7 +77,8 @@ class InProcessCluster:
         )
         self._run(self.router.start())
         self._run(self.router.set_membership(Membership(1, tuple(self.infos))))
-        self._server, port = self._run(serve(self.router, "127.0.0.1", 0))
+        self.doors = DoorSettings(self.router, RequestMetrics(self.router, MonotonicClock()))
+        self._server, port = self._run(serve(self.doors, ("127.0.0.1", 0)))
         self.address = f"127.0.0.1:{port}"
         self._channel = grpc.insecure_channel(self.address)
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)

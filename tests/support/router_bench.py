@@ -15,6 +15,7 @@ from kvferry.config import CacheConfig, ClusterConfig, ModelConfig
 from kvferry.membership import Membership, WorkerInfo
 from kvferry.router_config import RouterConfig
 from kvferry.rpc.v1 import inference_pb2, inference_pb2_grpc
+from router.api.door_settings import DoorSettings
 from router.api.grpc_server import FrontDoor, serve
 from router.api.http_server import HttpFrontDoor, serve_http
 from router.api.request_metrics import RequestMetrics
@@ -41,6 +42,7 @@ class RouterBench:
     """Everything a test of the front door needs."""
 
     router: Router
+    doors: DoorSettings
     front_door: FrontDoor
     channel: Any
     channel_target: str
@@ -79,14 +81,16 @@ async def router_bench(
     security = Security(config.router.security, reload_interval_s=0.02)
     security.start()
     metrics = RequestMetrics(router, MonotonicClock())
-    front_door, port = await serve(router, "127.0.0.1", 0, security, metrics)
-    http_door, http_port = await serve_http(router, metrics, ("127.0.0.1", 0), security)
+    doors = DoorSettings(router, metrics, security)
+    front_door, port = await serve(doors, ("127.0.0.1", 0))
+    http_door, http_port = await serve_http(doors, ("127.0.0.1", 0))
     scheme = "http" if security.tls is None else "https"
     await router.set_membership(Membership(1, tuple(infos)))
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     try:
         yield RouterBench(
             router=router,
+            doors=doors,
             front_door=front_door,
             channel=channel,
             channel_target=f"127.0.0.1:{port}",

@@ -48,7 +48,7 @@ class SupervisedCluster(Launcher):
         self._contexts = ExitStack()
         clock = MonotonicClock()
         state = ClusterState(members_of(config), 0.1, clock, config.workers)
-        self.supervisor = Supervisor(state, self, clock)
+        self.supervisor = Supervisor(state, self, clock, config.router.stop_grace_s)
         self.handles: list[MemberHandle] = []
 
     def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:

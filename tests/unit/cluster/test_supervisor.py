@@ -102,13 +102,13 @@ class FakeLauncher:
         return member
 
 
-def supervise(scenario, specs=(ROUTER, DECODE), **options):
+def supervise(scenario, specs=(ROUTER, DECODE), router_grace_s=0.0, **options):
     """Run `scenario(supervisor, launcher)` beside a running supervisor, then stop it."""
 
     async def run():
         launcher = FakeLauncher(**options)
         state = ClusterState(specs, BACKOFF_S, MonotonicClock())
-        supervisor = Supervisor(state, launcher, MonotonicClock())
+        supervisor = Supervisor(state, launcher, MonotonicClock(), router_grace_s)
         loop = asyncio.create_task(supervisor.run())
         try:
             async with asyncio.timeout(LONG_S):
@@ -203,6 +203,17 @@ def test_a_member_that_is_gone_already_does_not_keep_the_others_from_stopping():
         await until(supervisor, lambda view: view.is_complete)
 
     _, launcher = supervise(scenario, stop_hangs=True)
+    assert [member.kills for member in launcher.members.values()] == [1, 1]
+
+
+def test_routers_have_their_grace_and_workers_have_none(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "STOP_TIMEOUT_S", 0.0)
+
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+
+    _, launcher = supervise(scenario, router_grace_s=LONG_S)
+    assert launcher.log == ["router-0 stops", "router-0 has stopped", "decode-0 stops"]
     assert [member.kills for member in launcher.members.values()] == [1, 1]
 
 
