@@ -233,6 +233,6 @@ class PrefixCache(Protocol):
         ...
 
     def digests_to_come(self, token_ids: TokenIds, extra_key: ExtraKey) -> bytes:
-        """Digests of all full blocks of a prompt of which some would be stored if it were computed;
-        none where all are held. Changes nothing, access times neither."""
+        """Digests of all full blocks of a prompt, none where all are held in some tier. Changes
+        nothing, access times neither."""
         ...

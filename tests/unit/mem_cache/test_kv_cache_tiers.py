@@ -173,6 +173,7 @@ def test_events_speak_of_all_tiers(page_size):
     hashes = tuple(prompt_block_hashes(text, block, SHARED))
     scene.on_host(text)
     assert scene.cache.take_events() == ([BlocksStored(hashes)] if hashes else [])
+    assert scene.cache.tree.digests_to_come(text, SHARED) == b"", "the host holds it"
     kv = scene.open(text)
     scene.cache.load_back(kv, text)
     scene.settle()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kvferry.config import EvictionPolicy
-from kvferry.kv_events import event_block_tokens, prompt_block_hashes
+from kvferry.kv_events import event_block_tokens, prompt_block_hashes, unpack_hashes
 from mem_cache.attention_window import AttentionWindow
 from mem_cache.radix_cache import RadixCache
 from mem_cache.window_radix_cache import WindowRadixCache
@@ -222,6 +222,7 @@ def test_a_block_is_stored_while_the_node_it_ends_in_has_slots(filler):
     result, _ = filler.insert(text, owned_from=first_owned)
     apply_events(view, tree.take_events())
     assert view == set(hashes[2:])
+    assert unpack_hashes(tree.digests_to_come(text, SHARED)) == hashes, "tombstones are not held"
     tree.lock(result.last_node, 3 * block)
     tree.evict(1)
     apply_events(view, tree.take_events())
@@ -229,6 +230,7 @@ def test_a_block_is_stored_while_the_node_it_ends_in_has_slots(filler):
     filler.insert(text)
     apply_events(view, tree.take_events())
     assert view == set(tree.snapshot_blocks()) == set(hashes)
+    assert tree.digests_to_come(text, SHARED) == b""
     tree.unlock(result.last_node, 3 * block)
     tree.evict(len(text))
     apply_events(view, tree.take_events())
