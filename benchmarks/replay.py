@@ -40,7 +40,8 @@ class ReplaySettings:
     load: float = 0.5
     routers: int = 1
     event_delay_s: float = 0.1
-    """By which a router hears of what others dispatched, and of what workers stored for them."""
+    """By which a router hears of what others dispatched, of what workers will hold when they have
+    computed it, and of what they gave up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Replay:
         self._rng = np.random.default_rng(settings.seed)
         self._caches = WorkerCaches(nodes, workers, trace.cache_tokens // trace.block_tokens)
         self._routers = [
-            RouterKnowledge(policy, nodes.size, workers, trace.cache_tokens, TOKENS_PER_S / 1000.0)
+            RouterKnowledge(policy, nodes, workers, trace.cache_tokens, TOKENS_PER_S / 1000.0)
             for _ in range(settings.routers)
         ]
         self._free_at = np.zeros(workers)

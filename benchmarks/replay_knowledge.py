@@ -43,11 +43,19 @@ class RouterKnowledge:
     """Its own dispatches count at once, all else when the news of it arrives."""
 
     def __init__(
-        self, policy: Policy, nodes: int, workers: int, cache_tokens: int, tokens_per_ms: float
+        self,
+        policy: Policy,
+        node_blocks: NDArray[np.int64],
+        workers: int,
+        cache_tokens: int,
+        tokens_per_ms: float,
     ) -> None:
         self.history = PlacementHistory(reads_sent=policy.reads_sent)
         self._policy = policy
-        self._held = np.zeros((nodes, workers), dtype=np.int64)
+        self._node_blocks = node_blocks
+        self._held = np.zeros((node_blocks.size, workers), dtype=np.int64)
+        """Of each node's blocks, those told of less those told to be lost: for a while more than
+        there are, where a node comes back and its loss has not been told yet."""
         self._free_at = np.zeros(workers)
         self._requests = np.zeros(workers, dtype=np.int64)
         self._active = np.zeros(workers, dtype=np.int64)
@@ -63,7 +71,8 @@ class RouterKnowledge:
     ) -> PoolView:
         """The snapshot at `now`, in seconds."""
         self._catch_up(now)
-        hits = self._held[path].sum(axis=0) * block_tokens
+        held = self._held[path].clip(0, self._node_blocks[path, np.newaxis])
+        hits = held.sum(axis=0) * block_tokens
         hits = hits.clip(0, prompt.tokens - 1)
         sent = hits
         if self._policy.reads_sent:
@@ -87,9 +96,11 @@ class RouterKnowledge:
         """Of a dispatch: its own (None), or one whose news come late by `delay_s`."""
         late_s = delay_s or 0.0
         self._expect("sent", dispatch.at_s + late_s, dispatch)
-        # A worker tells what it stores when it has computed it; what I sent there I know.
-        stored_s = dispatch.at_s if delay_s is None else dispatch.finished_s + late_s
-        self._expect("stored", stored_s, dispatch)
+        # A worker tells of what it will hold when it accepts a prompt, but of what it gave up for
+        # that only when it did.
+        self._expect("held", dispatch.at_s + late_s, dispatch)
+        lost_s = dispatch.at_s if delay_s is None else dispatch.finished_s + late_s
+        self._expect("lost", lost_s, dispatch)
         self._expect("finished", dispatch.finished_s + late_s, dispatch)
 
     def _expect(self, kind: str, at_s: float, dispatch: Dispatch) -> None:
@@ -110,4 +121,5 @@ class RouterKnowledge:
                 self._active[worker] -= dispatch.tokens
             else:
                 for node, blocks in dispatch.changes:
-                    self._held[node, worker] += blocks
+                    if (blocks > 0) == (news.kind == "held"):
+                        self._held[node, worker] += blocks

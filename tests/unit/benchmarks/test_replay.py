@@ -13,8 +13,10 @@ import pytest
 from benchmarks import router as benchmark
 from benchmarks.replay import REQUEST_S, TOKENS_PER_S, Replay, ReplaySettings, Workload
 from benchmarks.replay_cache import WorkerCaches
+from benchmarks.replay_knowledge import Dispatch, RouterKnowledge
 from benchmarks.replay_trace import UnknownTraceFormat, read_trace
 from benchmarks.replay_trie import PromptTreeBuilder
+from router.policies.pool import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,6 +123,33 @@ def test_what_other_routers_do_is_known_late(workload: Workload) -> None:
         return Replay(workload, policy, settings).run().hit_rate
 
     assert hit_rate(3, 0.05) > hit_rate(3, 1e9)
+
+
+def test_other_routers_hear_of_a_prompt_when_it_is_accepted_and_of_evictions_when_they_happen() -> (
+    None
+):
+    policy = benchmark.CONTENDERS["min_ttft"]
+    nodes = np.array([4, 3], dtype=np.int64)
+    own, other = (RouterKnowledge(policy, nodes, 1, 1000, 8.0) for _ in range(2))
+    paths = [np.array([node], dtype=np.int64) for node in range(2)]
+
+    def held(router: RouterKnowledge, now: float) -> list[int]:
+        ends = np.array([160], dtype=np.int64)
+        prompt = Prompt(160, np.zeros(1, dtype=np.uint64), ends)
+        return [int(router.view(now, prompt, path, 16).hit_tokens[0]) // 16 for path in paths]
+
+    for router in (own, other):
+        router.hear(Dispatch(0, 48, 0.0, 1.0, 1.0, [(1, 3)]), None)
+    news = Dispatch(0, 64, 2.0, 1.0, 5.0, [(0, 4), (1, -2)])
+    own.hear(news, None)
+    other.hear(news, 0.1)
+    assert held(own, 2.0) == [4, 1]
+    assert [held(other, now) for now in (2.09, 2.11, 5.09, 5.11)] == [
+        [0, 3],
+        [4, 3],
+        [4, 3],
+        [4, 1],
+    ]
 
 
 def test_the_default_holds_its_own_on_a_shared_prefix(
