@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RouteChooser:
-    """One per router; its history is of this router's decisions alone."""
+    """One per router. Of other routers' decisions it knows the prompts that workers tell of."""
 
     def __init__(
         self, policy: PolicyName, model: CostModel, block_tokens: int, clock: Clock

@@ -1,4 +1,4 @@
-"""What a router remembers of its own decisions, in bounded memory."""
+"""What a router remembers of its own decisions, and for seconds of others', in bounded memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ PENDING_S = 10.0
 them."""
 
 PENDING_BYTES_MAX = 64 * 2**20
-"""Of the prompts sent within twice that time: a prompt of 4,000 tokens takes about 4 kB among 64
-workers, so 800 of them a second."""
+"""Of the prompts sent within twice that time, by any router: a prompt of 4,000 tokens takes about
+4 kB among 64 workers, so 800 of them a second."""
 
 SENT_PREFIXES_PER_WORKER_MAX = 1 << 16
 """Where a policy takes what was sent for what is held: a million tokens per worker, at most
@@ -64,8 +64,8 @@ class PlacementHistory:
     def pending_tokens(
         self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
     ) -> NDArray[np.int64]:
-        """Leading tokens of `prompt` that each worker was sent at or after `since`, which is no
-        longer ago than `PENDING_S`."""
+        """Leading tokens of `prompt` that each worker was sent, by this router or as it told, at or
+        after `since`, which is no longer ago than `PENDING_S`."""
         return self._pending.tokens(workers, prompt, since)
 
     def sent_tokens(self, workers: Iterable[int], prompt: Prompt) -> NDArray[np.int64]:
