@@ -103,7 +103,7 @@ class TransportChoice(Enum):
     AUTO = "auto"
     """By shared memory between workers of one host, else over the network."""
     GLOO = "gloo"
-    """Over the network always."""
+    """Over the network always, through host memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,19 @@ def _validate_device(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         group = f"workers.{role}"
         if values[f"{group}.count"] and not values[f"{group}.gpus"]:
             raise ConfigError(f"{group}.gpus", "is 0; must be above 0 with model.device cuda")
+        if values[f"{group}.count"] and values[f"{group}.gpus"] < 1:
+            _require_host_links(config, role)
         ranks = values[f"{group}.tensor_parallel"]
         if ranks > 1:
             problem = f"is {ranks}; must be 1 with model.device cuda"
             raise ConfigError(f"{group}.tensor_parallel", problem)
+
+
+def _require_host_links(config: ClusterConfig, role: str) -> None:
+    """NCCL refuses two ends on one device."""
+    if role != "both" and config.handoff.transport.value != "gloo":
+        problem = f"must be gloo: workers.{role} share a GPU, which has no link to itself"
+        raise ConfigError("handoff.transport", problem)
 
 
 def _validate_ports(router: RouterConfig) -> None:

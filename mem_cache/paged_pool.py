@@ -82,6 +82,11 @@ class PagedPool(Generic[LayoutT]):
         assert used <= out.numel(), f"a payload of {used} bytes exceeds {out.numel()}"
         if not used:
             return 0
+        if out.device != self.buffer.device:
+            # For a link through host memory.
+            staged = torch.empty(used, dtype=torch.uint8, device=self.buffer.device)
+            out[: self.gather(slots, part, staged)].copy_(staged)
+            return used
         table = self._table(part)
         rows = _as_rows_of(table, out[:used])
         runs = slot_runs(slots, self.layout.page_size if self._by_head else None)
@@ -98,6 +103,9 @@ class PagedPool(Generic[LayoutT]):
         used = self.payload_bytes(len(slots), part)
         assert used <= payload.numel(), f"a payload of {payload.numel()} bytes lacks {used}"
         if not used:
+            return
+        if payload.device != self.buffer.device:
+            self.scatter(slots, part, payload[:used].to(self.buffer.device))
             return
         table = self._table(part)
         rows = _as_rows_of(table, payload[:used])

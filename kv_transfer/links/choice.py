@@ -4,7 +4,7 @@
 |---|---|
 | nccl | workers whose KV is on CUDA devices |
 | shared_memory | processes of one user on one host, in one network namespace |
-| gloo | all others; between a device and a host it fails at the first payload |
+| gloo | all others, through host memory |
 
 The source chooses, from both greetings; the sink's end opens what the source's first entry in the
 rendezvous store names.
@@ -40,10 +40,10 @@ def host_fingerprint(config: HandoffConfig, *, on_cuda: bool = False) -> str:
     Shared memory needs the same kernel, the network namespace in which the sink's address is
     found, and the same user. Workers with their KV on a CUDA device all say the same.
     """
-    if on_cuda:
-        return _CUDA
     if config.transport is TransportChoice.GLOO:
         return ""
+    if on_cuda:
+        return _CUDA
     # The namespace's link reads like net:[4026531833].
     parts = (_BOOT_ID.read_text().strip(), os.readlink(_NETWORK), f"uid:{os.geteuid()}")
     return "/".join(parts)

@@ -34,6 +34,7 @@ def test_the_network_may_be_chosen_always():
 
 def test_devices_meet_over_nccl_and_never_a_host():
     device = replace(HELLO, host=host_fingerprint(HandoffConfig(), on_cuda=True))
+    assert host_fingerprint(HandoffConfig(transport=TransportChoice.GLOO), on_cuda=True) == ""
     host = replace(HELLO, host=host_fingerprint(HandoffConfig()))
     assert choose_transport(device, device) == "nccl"
     assert choose_transport(device, host) == choose_transport(host, device) == "gloo"

@@ -90,7 +90,7 @@ def test_settings_names_each_leaf_with_its_default():
             "is int8; must be auto with model.device cuda",
         ),
         (
-            "{model: {device: cuda, dtype: float16}, workers: {prefill: {gpus: 0.5}}}",
+            "{model: {device: cuda, dtype: float16}, workers: {prefill: {gpus: 1}}}",
             "workers.decode.gpus",
             "is 0; must be above 0 with model.device cuda",
         ),
@@ -223,6 +223,8 @@ def test_each_worker_has_a_folder_of_its_own_for_files():
 def test_a_cuda_device_with_gpus_for_every_worker() -> None:
     settings = {"model.device": "cuda", "model.dtype": "bfloat16", "cache.dtype": "bfloat16"}
     gpus = {f"workers.{role}.gpus": "0.5" for role in ("prefill", "decode")}
-    config = load_config(None, {}, settings | gpus)
+    with pytest.raises(ConfigError, match=r"must be gloo: workers\.prefill share a GPU"):
+        load_config(None, {}, settings | gpus)
+    config = load_config(None, {}, settings | gpus | {"handoff.transport": "gloo"})
     assert config.model.device is DeviceKind.CUDA
     assert load_config(None, {}, {}).model.device is DeviceKind.CPU
