@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ import grpc
 from kvferry.errors import InternalError, KvferryError, retry_after_s
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
@@ -20,25 +20,56 @@ RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 """gRPC's own trailing metadata for "try again after"; its clients' retry policies read it."""
 
 
-@contextlib.asynccontextmanager
-async def status_of_errors(context: Any) -> AsyncIterator[None]:
+def status_of_errors(context: Any) -> AbstractAsyncContextManager[None]:
     """The outermost frame of every handler."""
-    try:
-        yield
-    except KvferryError as error:
-        failure = error
-    except asyncio.CancelledError:
+    return _StatusOfErrors(context)
+
+
+class _StatusOfErrors:
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        failure = None if error is None else _failure_of(error)
+        if error is None or failure is None:
+            return False
+        # gRPC keeps what the last call was aborted with until the next call comes, and with it
+        # every frame that is found from here: the request, its prompt and its answer.
+        del trace
+        _forget_frames(error)
+        await abort(self._context, failure)
+        return True
+
+
+def _failure_of(error: BaseException) -> KvferryError | None:
+    """What the client is told; None if nobody is there to be told."""
+    if isinstance(error, KvferryError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
         if is_task_cancelled():
-            raise  # The client is gone.
+            return None  # The client is gone.
         # Something awaited was cancelled, not this call: gRPC would leave the client waiting.
-        _log.exception("a call was ended by a cancellation that was not its own")
-        failure = InternalError("a fault of the server; its log has the details")
-    except Exception:  # noqa: BLE001 - the handler's outermost frame; ends the call
-        _log.exception("a call failed for a fault of ours")
-        failure = InternalError("a fault of the server; its log has the details")
+        what = "a call was ended by a cancellation that was not its own"
+    elif isinstance(error, Exception):
+        what = "a call failed for a fault of ours"
     else:
-        return
-    await abort(context, failure)
+        return None
+    _log.error(what, exc_info=error)
+    return InternalError("a fault of the server; its log has the details")
+
+
+def _forget_frames(error: BaseException) -> None:
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 async def abort(context: Any, error: KvferryError) -> None:
