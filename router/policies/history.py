@@ -84,12 +84,11 @@ class PlacementHistory:
         that any worker holds of it is `held_tokens`."""
         weight = max(_RECENT_WEIGHT, 1 / (self.turn + 1))
         self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
-        known = self._uses.known(prompt.keys)
+        known = self._uses.add(prompt.keys, now)
         known_tokens = min(int(prompt.ends[known - 1]), prompt.tokens - 1) if known else 0
         lost = max(known_tokens - held_tokens, 0) / max(prompt.tokens, 1)
         self.lost_share += weight * (lost - self.lost_share)
         self.turn += 1
-        self._uses.add(prompt.keys, now)
         self._pending.add(worker, prompt, now)
         if self._sent is not None:
             self._sent.add(worker, prompt)

@@ -1,220 +1,266 @@
 """Which prefixes were sent to which worker lately: what no event can tell of yet.
 
 A tree of the prompts sent, whose edges are runs of prefixes. Every node has, for each worker, the
-time when its last prefix was sent there last, so one walk along a prompt answers for all workers
+time when all of its edge was sent there last, so one walk along a prompt answers for all workers
 together. A prompt enters with all its prefixes, so no node was sent to a worker later than the
-node above it.
+node above it. A key names a whole prefix, so the first keys of all edges are in one hash table.
+
+There are two trees, in flat arrays to which prompts are only added. When the younger one is as old
+as the memory is long, or full, it becomes the older one, and what that held is forgotten.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router.compiled import compiled
+from router.compiled import compiled, inlined
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from numpy.typing import NDArray
 
     from router.policies.pool import Prompt
 
+    _Trees: TypeAlias = tuple[
+        NDArray[np.uint64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.uint64],
+        NDArray[np.int64],
+    ]
+    """As `_TREES` has them: keys, edges, places, counts, workers, columns."""
+
 _NEVER = float("-inf")
+_WIDTH_MIN = 72
+"""Columns of times: those of 64 workers, and some that come and go."""
+_WIDTH_MAX = 1 << 12
+"""Once so many workers were sent something, those of the older tree are forgotten."""
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_ROOT = 0
+"""Of a place: it is free."""
 _NOBODY = 0
 """The column of workers that were sent nothing."""
-_WIDTH_MIN = 8
-_WIDTH_MAX = 4096
-"""Columns. Once as many workers came and went, all is forgotten."""
-_NODE_BYTES = 600
-"""Of a node without the elements of its arrays."""
-_NO_WORKERS: tuple[NDArray[np.uint64], NDArray[np.intp]] = (
-    np.empty(0, dtype=np.uint64),
-    np.empty(0, dtype=np.intp),
+_KEYS, _NODES, _COLUMNS = 0, 1, 2
+"""What is in use of a tree; and what it may lack."""
+_NOTHING = 3
+
+_TREES = (
+    "uint64[:, ::1], "  # keys: [2, keys], of all edges, one after the other
+    "int64[:, :, ::1], "  # edges: [2, nodes, 2], from and to where the keys of each are
+    "int64[:, ::1], "  # places: [2, twice the nodes or more], nodes by the first key of their edge
+    "int64[:, ::1], "  # counts: [2, 3]
+    "uint64[:, ::1], "  # workers: [2, twice the columns], by name
+    "int64[:, ::1]"  # columns: the same, where each has its times; `_NOBODY`: nobody is here
 )
 
 
-class _Node:
-    """The prefixes of one edge."""
-
-    __slots__ = ("children", "keys", "last", "parent", "sent_at")
-
-    def __init__(
-        self, parent: _Node | None, keys: NDArray[np.uint64], sent_at: NDArray[np.float64]
-    ) -> None:
-        self.parent = parent
-        self.keys = keys
-        self.sent_at = sent_at
-        """[columns]: when all of the edge was sent to each worker last."""
-        self.last = _NEVER
-        """When it was sent to anybody last."""
-        self.children: dict[int, _Node] = {}
-        """By the first key of their edges."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory, about."""
-        return _NODE_BYTES + self.keys.nbytes + self.sent_at.nbytes
-
-
 class PendingPrompts:
-    """The prompts of the last `memory_s` seconds."""
+    """The prompts of the last `memory_s` seconds, and of up to as many before."""
 
     def __init__(self, memory_s: float, nbytes_max: int) -> None:
-        """Those sent least recently are forgotten sooner where all would take more memory. A
-        single prompt may exceed the bound for as long as it is the last one."""
+        """They are forgotten sooner where they would take more memory, if there are up to 64
+        workers. Of a prompt that would take a quarter of it alone, the end is left out."""
         self._memory_s = memory_s
-        self._nbytes_max = nbytes_max
-        self._by_age: OrderedDict[_Node, None] = OrderedDict()
-        """All nodes, those sent least recently first."""
-        self._asked = _NO_WORKERS
-        """Workers and their columns. Mostly the same array asks again; nobody writes to it."""
-        self._clear()
+        # Half of the memory is for keys; a node has a row of times, two bounds, and its places.
+        keys, nodes = nbytes_max // 2 // 16, nbytes_max // 2 // (16 * (_WIDTH_MIN + 6))
+        nodes = max(3, nodes)
+        self._trees: _Trees = (
+            np.empty((2, max(1, keys)), dtype=np.uint64),
+            np.empty((2, nodes, 2), dtype=np.int64),
+            np.zeros((2, 1 << (2 * nodes - 1).bit_length()), dtype=np.int64),
+            np.array([[0, 1, 1], [0, 1, 1]], dtype=np.int64),
+            np.zeros((2, 2 * _WIDTH_MAX), dtype=np.uint64),
+            np.zeros((2, 2 * _WIDTH_MAX), dtype=np.int64),
+        )
+        # Memory is taken only as it is written to.
+        self._sent_at = np.empty((2, nodes, _WIDTH_MIN), dtype=np.float64)
+        self._young = 0
+        self._began = _NEVER
+        """The younger tree."""
 
     @property
     def nbytes(self) -> int:
-        """Memory, about."""
-        return self._nbytes
+        """Memory that prompts take, about."""
+        keys, nodes, _ = self._trees[3].sum(axis=0).tolist()
+        return 8 * (int(keys) + (int(nodes) - 2) * (self._sent_at.shape[2] + 6))
 
     def add(self, worker: int, prompt: Prompt, now: float) -> None:
         """A prompt was sent; `now` never goes back."""
-        # At most two nodes come: what is new, and what is left of an edge that it leaves.
-        two = 2 * (_NODE_BYTES + 8 * self._width)
-        self._forget_older(now - self._memory_s, two + prompt.keys.nbytes)
-        column = self._column_of.get(worker)
-        if column is None:
-            column = self._enter(worker)
-        keys, node, at = prompt.keys, self._root, 0
-        path: list[_Node] = []
-        while at < keys.size:
-            child = node.children.get(int(keys[at]))
-            if child is None:
-                child = self._hang(node, keys[at:].copy(), np.full(self._width, _NEVER))
-            shared = _shared(child.keys, keys[at:])
-            if shared < child.keys.size:
-                self._split(child, shared)
-            child.sent_at[column] = child.last = now
-            path.append(child)
-            node, at = child, at + shared
-        # A node goes before the one above it.
-        for node in reversed(path):
-            self._by_age.move_to_end(node)
+        age_s = now - self._began
+        if age_s >= self._memory_s:
+            self._begin_anew(now)
+        if age_s >= 2 * self._memory_s:
+            self._begin_anew(now)
+        keys = prompt.keys[: self._trees[0].shape[1]]
+        name = np.uint64(worker)
+        while True:
+            lacking = _enter(self._trees, self._sent_at, self._young, keys, name, now)
+            if lacking == _NOTHING:
+                return
+            if lacking == _COLUMNS and self._sent_at.shape[2] < _WIDTH_MAX:
+                self._widen()
+            else:
+                self._begin_anew(now)
 
     def tokens(
         self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
     ) -> NDArray[np.int64]:
         """Leading tokens of `prompt` that each worker was sent at or after its `since`, which is
         no longer ago than `memory_s`."""
-        sent_at, tokens = self._path(prompt)
-        if not sent_at:
-            return np.zeros(workers.size, dtype=np.int64)
-        return _sent(np.array(sent_at), np.array(tokens), self._columns(workers), since)
+        return _tokens(self._trees, self._sent_at, workers, prompt.keys, prompt.ends, since)
 
-    def _path(self, prompt: Prompt) -> tuple[list[NDArray[np.float64]], list[int]]:
-        """Of the nodes that share prefixes with `prompt`: when each was sent to whom; and how many
-        tokens it shares with none of them, with the first one, and so on."""
-        keys, node, at = prompt.keys, self._root, 0
-        sent_at: list[NDArray[np.float64]] = []
-        tokens = [0]
-        while at < keys.size:
-            child = node.children.get(int(keys[at]))
-            if child is None:
-                break
-            shared = _shared(child.keys, keys[at:])
-            at += shared
-            sent_at.append(child.sent_at)
-            tokens.append(int(prompt.ends[at - 1]))
-            if shared < child.keys.size:
-                break
-            node = child
-        return sent_at, tokens
+    def _widen(self) -> None:
+        """Room for twice as many workers."""
+        before = self._sent_at
+        _, nodes, width = before.shape
+        self._sent_at = np.empty((2, nodes, 2 * width), dtype=np.float64)
+        for tree, used in enumerate(self._trees[3][:, _NODES].tolist()):
+            self._sent_at[tree, :used, :width] = before[tree, :used]
+            self._sent_at[tree, :used, width:] = _NEVER
 
-    def _columns(self, workers: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """Of each worker; `_NOBODY` of those that were sent nothing."""
-        if self._asked[0] is not workers:
-            column_of = self._column_of
-            columns = [column_of.get(worker, _NOBODY) for worker in workers.tolist()]
-            self._asked = workers, np.array(columns, dtype=np.intp)
-        return self._asked[1]
-
-    def _enter(self, worker: int) -> int:
-        """A column for another worker."""
-        if len(self._column_of) + 1 >= _WIDTH_MAX:
-            self._clear()
-        self._asked = _NO_WORKERS
-        column = self._column_of[worker] = 1 + len(self._column_of)
-        if column == self._width:
-            unused = np.full(self._width, _NEVER)
-            self._width *= 2
-            for node in self._by_age:
-                node.sent_at = np.concatenate((node.sent_at, unused))
-                self._nbytes += unused.nbytes
-        return column
-
-    def _hang(self, parent: _Node, keys: NDArray[np.uint64], sent_at: NDArray[np.float64]) -> _Node:
-        node = _Node(parent, keys, sent_at)
-        parent.children[int(keys[0])] = node
-        self._by_age[node] = None
-        self._nbytes += node.nbytes
-        return node
-
-    def _split(self, node: _Node, shared: int) -> None:
-        """End a node after so many of its prefixes; the others become a node below it."""
-        children, keys = node.children, node.keys
-        node.children = {}
-        node.keys = keys[:shared].copy()
-        lower = self._hang(node, keys[shared:].copy(), node.sent_at.copy())
-        lower.last = node.last
-        lower.children = children
-        for child in children.values():
-            child.parent = lower
-        self._nbytes -= lower.keys.nbytes
-        # As old as it was; what is below it is as old or older.
-        self._by_age.move_to_end(lower)
-        self._by_age.move_to_end(node)
-
-    def _forget_older(self, than: float, room: int) -> None:
-        while self._by_age:
-            oldest = next(iter(self._by_age))
-            if oldest.last >= than and self._nbytes + room <= self._nbytes_max:
-                return
-            del self._by_age[oldest]
-            assert oldest.parent is not None, "only the root has none, and it is not in here"
-            assert not oldest.children, "what is below a node is older"
-            del oldest.parent.children[int(oldest.keys[0])]
-            self._nbytes -= oldest.nbytes
-
-    def _clear(self) -> None:
-        self._root = _Node(None, np.empty(0, dtype=np.uint64), np.empty(0))
-        self._by_age.clear()
-        self._nbytes = 0
-        self._width = _WIDTH_MIN
-        self._column_of: dict[int, int] = {}
-        self._asked = _NO_WORKERS
+    def _begin_anew(self, now: float) -> None:
+        self._young = 1 - self._young
+        self._began = now
+        _, _, places, counts, _, columns = self._trees
+        if counts[self._young, _NODES] > 1:
+            places[self._young] = _ROOT
+        columns[self._young] = _NOBODY
+        counts[self._young] = 0, 1, 1
 
 
+@inlined
+def _mixed(key: np.uint64, size: int) -> np.int64:
+    """A place among `size`, a power of two. Keys are hashes where they come from prompts, but
+    small numbers in a replay; the upper bits of a product depend on all bits of a key."""
+    return np.int64((key * _FACTOR >> np.uint64(32)) & np.uint64(size - 1))
+
+
+@inlined
+def _place(
+    places: NDArray[np.int64], edges: NDArray[np.int64], keys: NDArray[np.uint64], key: np.uint64
+) -> np.int64:
+    """Where the node is whose edge begins with this key, or would be."""
+    place = _mixed(key, places.size)
+    while places[place] != _ROOT and keys[edges[places[place], 0]] != key:
+        place = (place + 1) & (places.size - 1)
+    return place
+
+
+@inlined
+def _seat(workers: NDArray[np.uint64], columns: NDArray[np.int64], name: np.uint64) -> np.int64:
+    """Where a worker's column is told, or would be."""
+    seat = _mixed(name, workers.size)
+    while columns[seat] != _NOBODY and workers[seat] != name:
+        seat = (seat + 1) & (workers.size - 1)
+    return seat
+
+
+@inlined
 def _shared(edge: NDArray[np.uint64], keys: NDArray[np.uint64]) -> int:
-    """How many leading prefixes both have; at least the first one."""
-    both = min(edge.size, keys.size)
-    # A key names a whole prefix: where the last ones are equal, so are those before.
-    if edge[both - 1] == keys[both - 1]:
-        return both
-    return int((edge[:both] != keys[:both]).argmax())
+    """How many leading prefixes both have."""
+    count = 0
+    while count < edge.size and count < keys.size and edge[count] == keys[count]:
+        count += 1
+    return count
 
 
-@compiled("int64[::1](float64[:, ::1], int64[::1], int64[::1], float64[:])")
-def _sent(
-    times: NDArray[np.float64],
-    tokens: NDArray[np.int64],
-    columns: NDArray[np.intp],
+@compiled(
+    f"int64(Tuple(({_TREES})), float64[:, :, ::1], int64,"
+    " Array(uint64, 1, 'C', readonly=True), uint64, float64)"
+)
+def _enter(
+    trees: _Trees,
+    sent_at: NDArray[np.float64],
+    tree: int,
+    prompt: NDArray[np.uint64],
+    name: np.uint64,
+    now: float,
+) -> int:
+    """Have a prompt in one of the trees. What it lacks for that, in which case nothing changed."""
+    keys, edges, places = trees[0][tree], trees[1][tree], trees[2][tree]
+    counts, workers, columns = trees[3][tree], trees[4][tree], trees[5][tree]
+    times = sent_at[tree]
+    # At most two nodes come: what is new, and what is left of an edge that it leaves.
+    if counts[_NODES] + 2 > edges.shape[0] or counts[_KEYS] + prompt.size > keys.size:
+        return _NODES
+    seat = _seat(workers, columns, name)
+    if columns[seat] == _NOBODY:
+        if counts[_COLUMNS] == times.shape[1]:
+            return _COLUMNS
+        workers[seat], columns[seat] = name, counts[_COLUMNS]
+        counts[_COLUMNS] += 1
+    at = 0
+    while at < prompt.size:
+        place = _place(places, edges, keys, prompt[at])
+        node = places[place]
+        if node == _ROOT:
+            node = places[place] = counts[_NODES]
+            counts[_NODES] += 1
+            start = counts[_KEYS]
+            counts[_KEYS] += prompt.size - at
+            edges[node, 0], edges[node, 1] = start, counts[_KEYS]
+            keys[start : counts[_KEYS]] = prompt[at:]
+            times[node] = _NEVER
+        start, stop = edges[node]
+        middle = start + _shared(keys[start:stop], prompt[at:])
+        if middle < stop:
+            # The end of the edge becomes a node of its own, which was sent when all of it was.
+            lower = counts[_NODES]
+            counts[_NODES] += 1
+            edges[lower, 0], edges[lower, 1] = middle, stop
+            times[lower] = times[node]
+            edges[node, 1] = middle
+            places[_place(places, edges, keys, keys[middle])] = lower
+        times[node, columns[seat]] = now
+        at += middle - start
+    return _NOTHING
+
+
+@compiled(
+    f"int64[::1](Tuple(({_TREES})), float64[:, :, ::1], uint64[:],"
+    " Array(uint64, 1, 'C', readonly=True), int64[:], float64[:])"
+)
+def _tokens(
+    trees: _Trees,
+    sent_at: NDArray[np.float64],
+    names: NDArray[np.uint64],
+    prompt: NDArray[np.uint64],
+    ends: NDArray[np.int64],
     since: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """What each column was sent of a path: `times` is [nodes, columns], `tokens` [nodes + 1]."""
-    found = np.empty(columns.size, dtype=np.int64)
-    for worker, column in enumerate(columns):
-        nodes = 0
-        # Whoever was sent a node was sent all above it.
-        while nodes < times.shape[0] and times[nodes, column] >= since[worker]:
-            nodes += 1
-        found[worker] = tokens[nodes]
+    """The leading tokens of a prompt that each worker was sent, in either tree."""
+    found = np.zeros(names.size, dtype=np.int64)
+    path = np.empty(prompt.size, dtype=np.int64)
+    tokens = np.zeros(prompt.size + 1, dtype=np.int64)
+    for tree in range(2):
+        keys, edges, places = trees[0][tree], trees[1][tree], trees[2][tree]
+        workers, columns, times = trees[4][tree], trees[5][tree], sent_at[tree]
+        at = depth = 0
+        while at < prompt.size:
+            node = places[_place(places, edges, keys, prompt[at])]
+            if node == _ROOT:
+                break
+            start, stop = edges[node]
+            shared = _shared(keys[start:stop], prompt[at:])
+            at += shared
+            path[depth] = node
+            depth += 1
+            tokens[depth] = ends[at - 1]
+            if shared < stop - start:
+                break
+        if depth == 0:
+            continue
+        for position in range(names.size):
+            column = columns[_seat(workers, columns, names[position])]
+            count = 0
+            # Whoever was sent a node was sent all above it.
+            while column != _NOBODY and count < depth:
+                if times[path[count], column] < since[position]:
+                    break
+                count += 1
+            found[position] = max(found[position], tokens[count])
     return found

@@ -38,8 +38,9 @@ class PrefixUses:
         self._clock = 0.0
         self._last: float | None = None
 
-    def add(self, keys: NDArray[np.uint64], now: float) -> None:
-        """Count a request with these prefixes; `now` does not fall, in seconds."""
+    def add(self, keys: NDArray[np.uint64], now: float) -> int:
+        """Count a request with these prefixes; `now` does not fall, in seconds. How many of them,
+        from the shortest on, were asked for before."""
         self._clock = self._clock_at(now)
         self._last = now
         self._weight *= self._step
@@ -48,16 +49,12 @@ class PrefixUses:
                 column /= self._weight
             self._clock /= self._weight
             self._weight = 1.0
-        _add(self._keys, self._counts, self._sinces, keys, self._weight, self._clock)
+        return _add(self._keys, self._counts, self._sinces, keys, self._weight, self._clock)
 
     def of(self, keys: NDArray[np.uint64], now: float) -> NDArray[np.float64]:
         """Requests that had each prefix, and seconds since its first; shape [2, keys]."""
         clock = self._clock_at(now)
         return _of(self._keys, self._counts, self._sinces, keys, 1.0 / self._weight, clock)
-
-    def known(self, keys: NDArray[np.uint64]) -> int:
-        """How many of these prefixes of one prompt, from the shortest on, were ever asked for."""
-        return int(_known(self._keys, self._counts, keys))
 
     def _clock_at(self, now: float) -> float:
         return self._clock + self._weight * (0.0 if self._last is None else now - self._last)
@@ -75,7 +72,7 @@ def _place(keys: NDArray[np.uint64], key: np.uint64) -> np.int64:
 
 
 @compiled(
-    "void(uint64[::1], float64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True),"
+    "int64(uint64[::1], float64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True),"
     " float64, float64)"
 )
 def _add(
@@ -85,7 +82,13 @@ def _add(
     keys: NDArray[np.uint64],
     weight: float,
     clock: float,
-) -> None:
+) -> int:
+    known = 0
+    while known < keys.size:
+        place = _place(owners, keys[known])
+        if owners[place] != keys[known] or counts[place] == 0.0:
+            break
+        known += 1
     mask = np.uint64(owners.size - 1)
     for key in keys:
         place = _place(owners, key)
@@ -98,6 +101,7 @@ def _add(
         if counts[place] == 0.0:
             sinces[place] = clock
         counts[place] += weight
+    return known
 
 
 @compiled(
@@ -119,14 +123,3 @@ def _of(
             found[0, position] = counts[place] * scale
             found[1, position] = (clock - sinces[place]) * scale
     return found
-
-
-@compiled("int64(uint64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True))")
-def _known(
-    owners: NDArray[np.uint64], counts: NDArray[np.float64], keys: NDArray[np.uint64]
-) -> int:
-    for position, key in enumerate(keys):
-        place = _place(owners, key)
-        if owners[place] != key or counts[place] == 0.0:
-            return position
-    return int(keys.size)
