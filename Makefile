@@ -41,7 +41,7 @@ serve: $(READY) ## Start a cluster and keep it running until Ctrl-C
 	$(BIN)/kvferry serve --config kvferry.yaml $(ARGS)
 
 test: $(READY) ## Every test that is not slow and needs no accelerator
-	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m tests $(ARGS)
 
 check: lint types layers proto-check ## Everything that is checked without running
 

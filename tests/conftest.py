@@ -26,16 +26,27 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 _ROOT = Path(__file__).parent
 _MARKED_FOLDERS = ("property", "simulation", "cluster", "gpu")
+_ALONE = ("cluster", "end_to_end", "faults")
+"""Folders whose tests start clusters or run the real model: they take all cores."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Golden transcripts can be written anew."""
+    """Golden transcripts can be written anew; `python -m tests` runs one part, then the other."""
     parser.addoption("--rewrite-scenarios", action="store_true")
+    parser.addoption("--part", choices=("alone", "shared"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test in tests/<marker>/ has that marker, so that nobody forgets it."""
     for item in items:
-        folder = item.path.relative_to(_ROOT).parts[0]
-        if folder in _MARKED_FOLDERS:
-            item.add_marker(folder)
+        if _folder(item) in _MARKED_FOLDERS:
+            item.add_marker(_folder(item))
+    part = config.getoption("--part")
+    if part is not None:
+        others = [item for item in items if (_folder(item) in _ALONE) != (part == "alone")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if (_folder(item) in _ALONE) == (part == "alone")]
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(_ROOT).parts[0]
