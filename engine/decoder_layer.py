@@ -99,14 +99,25 @@ class LayerLoader:
         spec = self._spec
         heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         modules = [f"{attention}.{part}_proj" for part in "qkv"]
-        return self._inward(modules, [n * spec.head_dim for n in heads], biased=spec.biases.qkv)
+        qkv = self._inward(modules, [n * spec.head_dim for n in heads], biased=spec.biases.qkv)
+        factor = self._query_factor()
+        if factor == 1.0 or spec.norms.per_head:
+            return qkv
+        rows = qkv.weight.new_ones(len(qkv.weight))
+        rows[: spec.num_heads * spec.head_dim] = factor
+        bias = None if qkv.bias is None else qkv.bias * rows
+        return Projection(qkv.weight * rows[:, None], bias)
+
+    def _query_factor(self) -> float:
+        """That makes the scores right: attention scales them by 1 / sqrt(head_dim)."""
+        score = self._spec.scales.score
+        return 1.0 if score is None else score * self._spec.head_dim**0.5
 
     def _head_norms(self, attention: str) -> HeadNorms:
-        width, score = self._spec.head_dim, self._spec.scales.score
+        width, factor = self._spec.head_dim, self._query_factor()
         query = self.norm(f"{attention}.q_norm", width)
-        if score is not None and score != width**-0.5:
-            # Attention scales by the latter.
-            query = (query.float() * (score * width**0.5)).to(query.dtype)
+        if factor != 1.0:
+            query = query * factor
         return HeadNorms(query, self.norm(f"{attention}.k_norm", width))
 
     def _mlp(self, layer: int, prefix: str) -> Mlp:

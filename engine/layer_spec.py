@@ -80,6 +80,8 @@ class Scales:
     """Embeddings are multiplied by it."""
     score: float | None = None
     """Products of query and key are; None: by 1 / sqrt(head_dim)."""
+    score_cap: float | None = None
+    """c: scores x become c tanh(x / c), before what is not seen is left out."""
     logit_cap: float | None = None
     """c: logits x become c tanh(x / c)."""
 

@@ -46,7 +46,7 @@ def _no_windows(config: Config) -> Windows:
 
 def _every_layer(config: Config) -> Windows:
     windows = _windows(config, [_SLIDING for _ in _layers(config)])
-    if len({*windows}) > 1:
+    if config.get("sliding_window") is not None and None in windows:
         raise ConfigError("model.path", f"layer_types has {_FULL}, which this family has not")
     return windows
 
@@ -65,6 +65,10 @@ def _qwen2_moe_windows(config: Config) -> Windows:
 
 def _qwen3_moe_windows(config: Config) -> Windows:
     return _if_switched_on(config, [_SLIDING for _ in _layers(config)])
+
+
+def _gemma2_windows(config: Config) -> Windows:
+    return _windows(config, [_FULL if layer % 2 else _SLIDING for layer in _layers(config)])
 
 
 def _gemma3_windows(config: Config) -> Windows:
@@ -149,14 +153,24 @@ def _no_scales(config: Config) -> Scales:
     return USUAL_SCALES
 
 
+def _gemma2_scales(config: Config) -> Scales:
+    return _gemma_scales({"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0} | config)
+
+
+def _gemma3_scales(config: Config) -> Scales:
+    # Its attention has no cap, whatever its config says.
+    return replace(_gemma_scales(config), score_cap=None)
+
+
 def _gemma_scales(config: Config) -> Scales:
-    if config.get("attn_logit_softcapping") is not None:
-        raise ConfigError("model.path", "attn_logit_softcapping is not supported")
-    cap = config.get("final_logit_softcapping")
+    if config.get("use_bidirectional_attention"):
+        raise ConfigError("model.path", "use_bidirectional_attention is not supported")
+    scores, logits = (config.get(f"{of}_logit_softcapping") for of in ("attn", "final"))
     return Scales(
         embedding=float(config["hidden_size"]) ** 0.5,
         score=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
-        logit_cap=None if cap is None else float(cap),
+        score_cap=None if scores is None else float(scores),
+        logit_cap=None if logits is None else float(logits),
     )
 
 
@@ -200,16 +214,22 @@ class Family:
     """Where the config does not say it."""
 
 
-_GEMMA3 = Family(
-    windows=_gemma3_windows,
+_GEMMA2 = Family(
+    windows=_gemma2_windows,
     biases=_attention_biases,
-    scales=_gemma_scales,
-    ropes=_gemma3_rope,
-    norms=Norms(per_head=True, on_outputs=True, offset=1.0),
+    scales=_gemma2_scales,
+    norms=Norms(on_outputs=True, offset=1.0),
     activation_key="hidden_activation",
     activation=Activation.GELU_TANH,
     head_dim=256,
     tied_embeddings=True,
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    windows=_gemma3_windows,
+    scales=_gemma3_scales,
+    ropes=_gemma3_rope,
+    norms=Norms(per_head=True, on_outputs=True, offset=1.0),
 )
 
 FAMILIES = {
@@ -234,6 +254,7 @@ FAMILIES = {
         experts=_qwen3_experts,
         norms=Norms(per_head=True),
     ),
+    "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
 }
 """By the name that `config.json` gives in `architectures`."""

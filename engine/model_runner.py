@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.attention.backend import AttentionBackend
-    from engine.layer_spec import Windows
     from engine.operators.interface import Operators
     from engine.tensor_parallel import Collective
     from mem_cache.kv_pool import KvPool
@@ -55,7 +54,7 @@ class ModelRunner:
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
-            attention = _choose_attention(kv_pool, threads, rank_spec.windows)
+            attention = _choose_attention(kv_pool, threads, rank_spec)
             operators = _choose_operators(dtype, threads)
             decoder = Decoder(rank_spec, weights, operators, attention, collective)
             return _RankModel(decoder, kv_pool)
@@ -108,11 +107,10 @@ def _set_threads(threads: int) -> None:
         numba.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
 
 
-def _choose_attention(kv_pool: KvPool, threads: int, windows: Windows) -> AttentionBackend:
-    backends = {window: CpuAttention(kv_pool, threads, window) for window in windows}
-    if len(backends) == 1:
-        return backends[windows[0]]
-    return LayeredAttention([backends[window] for window in windows])
+def _choose_attention(kv_pool: KvPool, threads: int, spec: ModelSpec) -> AttentionBackend:
+    cap = spec.scales.score_cap
+    backends = {window: CpuAttention(kv_pool, threads, window, cap) for window in spec.windows}
+    return LayeredAttention([backends[window] for window in spec.windows])
 
 
 def _choose_operators(dtype: DType, threads: int) -> Operators:

@@ -110,6 +110,10 @@ def load_spec(directory: Path) -> ModelSpec:
         problem = f"{directory}: config.json has a value of the wrong type: {error}"
         raise ConfigError("model.path", problem) from error
     _check_ids(spec, directory)
+    experts = spec.experts
+    if experts is not None and not 0 < experts.per_token <= experts.count:
+        problem = f"{directory}: {experts.per_token} of {experts.count} experts for each token"
+        raise ConfigError("model.path", problem)
     return spec
 
 

@@ -111,7 +111,7 @@ class ModelConfig:
     """Which model the cluster serves."""
 
     path: str = BUNDLED_MODEL
-    """A local Hugging Face directory, or the model that comes with the install."""
+    """A local Hugging Face directory, a GGUF file, or the model that comes with the install."""
     served_name: str = "SmolLM2-135M-Instruct"
     """What clients call the model."""
     dtype: DType = DType.FLOAT32

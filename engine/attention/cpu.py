@@ -38,30 +38,48 @@ class CpuAttention:
     """Implements `AttentionBackend` over a pool of K and V of any element type and arrangement.
 
     `window`: how many tokens, itself included, each token attends to; None: all up to itself.
+    `score_cap` c: scores x become c tanh(x / c), which no native kernel does: decoded tokens are
+    chunks then.
     """
 
-    def __init__(self, kv_pool: KvPool, threads: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        kv_pool: KvPool,
+        threads: int,
+        window: int | None = None,
+        score_cap: float | None = None,
+    ) -> None:
         self._kv_pool = kv_pool
         self._threads = threads
         self._window = _EVERYTHING if window is None else window
+        self._score_cap = score_cap
 
     def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
         """See `AttentionBackend.plan`."""
-        return CpuAttentionPlan(metadata, self._kv_pool, self._threads, self._window)
+        return CpuAttentionPlan(
+            metadata, self._kv_pool, self._threads, self._window, self._score_cap
+        )
 
 
 class CpuAttentionPlan:
     """Implements `AttentionPlan`: the rows for a native kernel, and the chunks."""
 
     def __init__(
-        self, metadata: AttentionMetadata, kv_pool: KvPool, threads: int, window: int
+        self,
+        metadata: AttentionMetadata,
+        kv_pool: KvPool,
+        threads: int,
+        window: int,
+        score_cap: float | None,
     ) -> None:
         self._metadata = metadata
         self._kv_pool = kv_pool
         self._threads = threads
-        short = metadata.query_lengths <= DECODE_QUERIES_MAX
+        short = metadata.query_lengths <= (DECODE_QUERIES_MAX if score_cap is None else 0)
         self._rows = _decode_rows(metadata, np.flatnonzero(short), window)
-        self._chunks = [_Chunk(metadata, int(index), window) for index in np.flatnonzero(~short)]
+        self._chunks = [
+            _Chunk(metadata, int(index), window, score_cap) for index in np.flatnonzero(~short)
+        ]
 
     def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """See `AttentionPlan.run`."""
@@ -135,8 +153,11 @@ def _slots(metadata: AttentionMetadata, sequence: int) -> torch.Tensor:
 class _Chunk:
     """Several new tokens of one sequence."""
 
-    def __init__(self, metadata: AttentionMetadata, sequence: int, window: int) -> None:
+    def __init__(
+        self, metadata: AttentionMetadata, sequence: int, window: int, score_cap: float | None
+    ) -> None:
         self._window = window
+        self._score_cap = score_cap
         self.first_token = int(metadata.qo_indptr[sequence])
         self.count = int(metadata.query_lengths[sequence])
         self._prefix_len = int(metadata.kv_lengths[sequence]) - self.count
@@ -147,7 +168,7 @@ class _Chunk:
         """queries [n, H, D] of this chunk -> [n, H, D], float32."""
         kv_heads = kv_pool.layout.heads
         tiles = [
-            _QueryTile(part, self._prefix_len + start, kv_heads, self._window)
+            _QueryTile(part, self._prefix_len + start, kv_heads, self._window, self._score_cap)
             for start, part in _split(queries, QUERY_TILE)
         ]
         for start, slots in _split(self._slots, KEY_TILE):
@@ -167,9 +188,15 @@ class _QueryTile:
     """
 
     def __init__(
-        self, queries: torch.Tensor, first_position: int, kv_heads: int, window: int
+        self,
+        queries: torch.Tensor,
+        first_position: int,
+        kv_heads: int,
+        window: int,
+        score_cap: float | None,
     ) -> None:
         self._window = window
+        self._score_cap = score_cap
         self._count, heads, head_dim = queries.shape
         self._first_position = first_position
         self._group = heads // kv_heads
@@ -187,6 +214,8 @@ class _QueryTile:
         if visible <= 0 or left >= len(values[0]):
             return
         scores = torch.bmm(self._queries, keys[:, :, :visible])
+        if self._score_cap is not None:
+            scores.div_(self._score_cap).tanh_().mul_(self._score_cap)
         weigh_tile(
             scores.numpy(),
             self._highest.numpy(),

@@ -63,6 +63,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         _EXPERTS | {"shared_expert_intermediate_size": 80, "mlp_only_layers": [1]},
     ),
     "qwen3 moe": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True, "head_dim": 24}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 24,
+            # Low enough to matter.
+            "attn_logit_softcapping": 1.0,
+            "final_logit_softcapping": 40.0,
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {

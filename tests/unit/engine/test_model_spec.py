@@ -32,6 +32,18 @@ BASE: dict[str, Any] = {
 }
 
 
+OTHERS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "max_window_layers": 2,
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
+"""What other families want to know."""
+
+
 def _write(directory: Path, changes: dict[str, Any]) -> Path:
     (directory / "config.json").write_text(json.dumps(BASE | changes))
     return directory
@@ -133,6 +145,70 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_spec(_write(tmp_path, changes))
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "windows"),
+    [
+        ("Qwen2", {"sliding_window": 8}, (None, None, None, None)),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": 8}, (None, None, 8, 8)),
+        ("Qwen2Moe", {"use_sliding_window": True, "sliding_window": 8}, (8, None, None, None)),
+        ("Qwen3Moe", {"use_sliding_window": True, "sliding_window": 8}, (8, 8, 8, 8)),
+        ("Mixtral", {"sliding_window": None}, (None, None, None, None)),
+        ("Gemma2", {"sliding_window": 8}, (8, None, 8, None)),
+        ("Gemma3", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
+        (
+            "Gemma3",
+            {"sliding_window": 8, "layer_types": [FULL, FULL, SLIDING, FULL]},
+            (None, None, 8, None),
+        ),
+    ],
+)
+def test_windows_of_layers(
+    name: str, changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    spec = load_spec(_write(tmp_path, OTHERS | {"architectures": [f"{name}ForCausalLM"]} | changes))
+    assert spec.windows == windows
+    assert spec.sliding_window == (windows[0] if len(set(windows)) == 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Mistral", {"layer_types": [FULL, SLIDING] * 2}, "full_attention"),
+        ("Mistral", {"layer_types": [FULL] * 4}, "full_attention"),
+        ("Gemma3", {"layer_types": [FULL]}, "layer_types has 1 for 4"),
+        ("Gemma3", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ("Gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Qwen3Moe", {"num_experts": None}, "wrong type"),
+        ("Mixtral", {"num_experts_per_tok": 7}, "7 of 6 experts"),
+        ("Gemma2", {"hidden_activation": "relu"}, "activation relu"),
+    ],
+)
+def test_what_a_family_refuses(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = OTHERS | {"architectures": [f"{name}ForCausalLM"], "sliding_window": 8} | changes
+    with pytest.raises(ConfigError, match=message):
+        load_spec(_write(tmp_path, config))
+
+
+def test_a_mixture_needs_the_number_of_its_experts(tmp_path: Path) -> None:
+    config = {key: value for key, value in OTHERS.items() if "experts" not in key}
+    with pytest.raises(ConfigError, match="lacks 'num_local_experts'"):
+        load_spec(_write(tmp_path, config | {"architectures": ["Qwen3MoeForCausalLM"]}))
+
+
+def test_gemma_rotates_by_kind_of_layer(tmp_path: Path) -> None:
+    """As configs before transformers 5 say it: only full attention is stretched."""
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "sliding_window": 8}
+    old |= {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    spec = load_spec(_write(tmp_path, OTHERS | old | {"architectures": ["Gemma3ForCausalLM"]}))
+    assert spec.rope == RopeSpec(5e5, LinearRopeScaling(8.0))
+    assert spec.local_rope == RopeSpec(2e4)
 
 
 def test_unreadable_config(tmp_path: Path) -> None:
