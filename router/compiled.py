@@ -2,8 +2,7 @@
 
 A request looks at 250 blocks and 64 workers. As array operations that is a hundred calls of a
 microsecond each, most of it overhead; a compiled loop is one call. Compiled when the module is
-imported, never while a request waits, and cached on disk beside the source; Numba's cache does not
-notice changes in other modules than the loop's own.
+imported, never while a request waits, and cached on disk beside the source by their content.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import numba
 
+from kvferry.code_digest import name_by_content
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FunctionType
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -21,10 +23,16 @@ _R = TypeVar("_R")
 
 def compiled(signature: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """For arguments of just these types, as Numba writes them."""
-    decorate = numba.njit(signature, cache=True, error_model="numpy")
-    return cast("Callable[[Callable[_P, _R]], Callable[_P, _R]]", decorate)
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        name_by_content(cast("FunctionType", function), signature)
+        code = numba.njit(signature, cache=True, error_model="numpy")(function)
+        return cast("Callable[_P, _R]", code)
+
+    return decorate
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """For use by compiled functions of the same module, into which it disappears."""
-    return cast("Callable[_P, _R]", numba.njit(forceinline=True, error_model="numpy")(function))
+    """For use by compiled functions, into which it disappears."""
+    code = numba.njit(forceinline=True, error_model="numpy")(function)
+    return cast("Callable[_P, _R]", code)
