@@ -30,6 +30,7 @@ from engine.kv_event_feed import KvEventFeed
 from engine.model_directory import resolve_model
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
+from engine.speculation import drafts_of
 from engine.step_loop import StepLoop
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
@@ -148,7 +149,8 @@ class WorkerProcess:
         runner.warm_up()
         clock = MonotonicClock()
         compiler = GrammarCompiler(directory, spec.vocab_size, spec.eos_token_ids)
-        engine = Engine(kv_cache, runner, config.scheduler, clock, compiler)
+        drafts = drafts_of(config.speculation.ngram)
+        engine = Engine(kv_cache, runner, config.scheduler, clock, compiler, drafts)
         if config.handoff.trace_file:
             self._trace = HandoffTrace(config.handoff.trace_file, self._worker_id, clock)
         driver = HandoffDriver(

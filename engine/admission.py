@@ -47,6 +47,11 @@ like any other request, its prompt found in the cache. A sample is let in (`try_
 tests as everybody else, so the proof needs no case of its own; the samples of one request have
 consecutive arrivals, so a horizon never parts them before they part.
 
+**Guesses.** A step may compute guesses at the next tokens of an answer (`engine.speculation`). They
+take what is left when the step is planned, not promised to F, and up to the longest answer of their
+request; so they are steps of its own taken early, and nobody else's shortage. Slots of those that
+were wrong are free again after the step.
+
 **An answer that another worker began.** Each of its samples arrives as a request of its own with
 known tokens beyond its prompt, and asks by the test of a new one: for these and its share. What it
 can come to need is bounded as ever by prompt and `max_tokens`, whoever chose the tokens so far.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.constraint import Constraints, Outlook
@@ -12,12 +13,14 @@ from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.request import Request, Stage
 from engine.sampler import SamplingRow, sample
 from engine.scheduler import Scheduler, StepItem
+from engine.speculation import Trial
 from kvferry.errors import InvalidInput, KvferryError
 from kvferry.generation import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.speculation import Drafts
     from engine.step_runner import StepRunner
     from kvferry.clock import Clock
     from kvferry.config import SchedulerConfig
@@ -44,13 +47,16 @@ class Engine:
         config: SchedulerConfig,
         clock: Clock,
         compiler: GrammarCompiler | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
-        """`compiler`: of the constraints of answers; None refuses those."""
+        """`compiler`: of the constraints of answers; None refuses those. `drafts`: None guesses
+        nothing."""
         self.kv_cache = kv_cache
         spec = runner.spec
         self.constraints = Constraints(compiler, spec.vocab_size, spec.eos_token_ids)
         self.scheduler = Scheduler(kv_cache, config)
         self.clock = clock
+        self.drafts = drafts
         self.on_accepted: Callable[[Request], None] = lambda request: None
         """Told of every prompt that will be computed here, before it is."""
         self.prefill_tokens_per_s = 0.0
@@ -189,6 +195,8 @@ class Engine:
         is_written_to = request.stage in (Stage.INBOUND, Stage.LOADING)
         self.scheduler.remove(request)
         self.constraints.forget(request)
+        if self.drafts is not None:
+            self.drafts.forget(request)
         self._release(request, publish=not is_written_to)
 
     def step(self) -> bool:
@@ -202,40 +210,83 @@ class Engine:
         items, has_ended = self._constrain(items)
         if not items:
             return has_ended
+        if self.drafts is not None:
+            items = self.drafts.add(items, *self.scheduler.spare(items), self.kv_cache.page_size)
+        self._compute(items)
+        self.steps += 1
+        return True
+
+    def _compute(self, items: list[StepItem]) -> None:
+        """Compute a step and take the tokens that it gives."""
         started = self.clock.now()
-        sampled = self._forward(items)
+        logits = self._forward(items)
+        trials = _trials(items)
+        sampled = self._choose(logits, trials)
         self._measure(items, self.clock.now() - started)
         for item in items:
             # The listener of one before it may have ended this one.
             if item.request.stage is not Stage.ENDED:
                 self._commit(item)
-        for request, tokens in sampled:
-            self._take(request, tokens)
-        self.steps += 1
+        for trial, tokens in zip(trials, sampled, strict=True):
+            self._take(trial.request, tokens)
+        if self.drafts is not None:
+            self._verify(self.drafts, logits, [trial for trial in trials if trial.draft])
+
+    def _verify(self, drafts: Drafts, logits: torch.Tensor, trials: Sequence[Trial]) -> None:
+        """Choose from the logits after each token of a draft for as long as the one before was
+        right, for all sequences at once; then give the slots of what was wrong back."""
+        going = self._going_on(trials)
+        while going:
+            for trial, tokens in zip(going, self._choose(logits, going), strict=True):
+                self._take(trial.request, tokens)
+            going = self._going_on(going)
+        for trial in trials:
+            drafts.judge(trial)
+            if trial.request.stage is Stage.DECODING:
+                self.kv_cache.trim(trial.request.held_kv)
+
+    def _going_on(self, trials: Sequence[Trial]) -> list[Trial]:
+        passed = [trial for trial in trials if self._goes_on(trial)]
+        # The grammar of one may have ended another one of the same attempt.
+        return [trial for trial in passed if trial.request.stage is Stage.DECODING]
+
+    def _goes_on(self, trial: Trial) -> bool:
+        """Whether the token just taken is that of the draft, and the next one can be chosen now.
+        Then the KV that the step computed for it is its own."""
+        request = trial.request
+        if not trial.passes() or self._look(request) is not Outlook.OPEN:
+            return False
+        self.kv_cache.commit(request.held_kv, request.num_tokens)
         return True
 
     def _constrain(self, items: list[StepItem]) -> tuple[list[StepItem], bool]:
         """What of a step can be computed with the grammars of the answers in it, and whether one
         of these has ended an answer."""
-        choosing = (item.request for item in items if item.stop == item.request.num_tokens)
+        choosing = (item.request for item in items if item.chooses)
         later: set[Request] = set()
         has_ended = False
         for request in self.constraints.begin_step(choosing):
             if request.stage is Stage.ENDED:
                 continue
-            try:
-                outlook = self.constraints.look(request)
-            except KvferryError as error:
-                request.listener.gave_up(request, error)
-                has_ended = True
-                continue
+            outlook = self._look(request)
+            has_ended |= outlook is Outlook.COMPLETE
             if outlook is Outlook.LATER:
                 later.add(request)
-            elif outlook is Outlook.COMPLETE:
-                self._finish(request, FinishReason.STOP)
-                has_ended = True
         kept = [i for i in items if i.request not in later and i.request.stage is not Stage.ENDED]
         return kept, has_ended
+
+    def _look(self, request: Request) -> Outlook:
+        """Whether the next token of an answer can be chosen now; `COMPLETE`: it has ended here."""
+        if request.sampling.constraint is None:
+            return Outlook.OPEN
+        try:
+            outlook = self.constraints.look(request)
+        except KvferryError as error:
+            request.listener.gave_up(request, error)
+            return Outlook.COMPLETE
+        if outlook is Outlook.COMPLETE:
+            self._finish(request, FinishReason.STOP)
+        return outlook
 
     def _announce(self, request: Request) -> None:
         # Not again after a retraction; and a retraction may have come before the announcement.
@@ -243,50 +294,50 @@ class Engine:
             request.announced = True
             request.listener.admitted(request)
 
-    def _forward(self, items: Sequence[StepItem]) -> list[tuple[Request, tuple[OutputToken, ...]]]:
-        """Compute a step; the tokens chosen for each request whose known tokens are computed."""
+    def _forward(self, items: Sequence[StepItem]) -> torch.Tensor:
+        """Compute a step; logits float32 [R, V], those of `_trials` in their order."""
         sequences: list[SequenceStep] = []
-        choosing: list[Request] = []
         for item in items:
             request, kv = item.request, item.request.kv
             assert kv is not None, f"{request.id} holds no KV"
             assert kv.req_pool_idx is not None, f"{request.id} holds no row"
-            self.kv_cache.extend(kv, item.stop)
-            chooses = item.stop == request.num_tokens
-            if chooses:
-                choosing.append(request)
+            self.kv_cache.extend(kv, item.stop + len(item.draft))
+            token_ids = request.tokens[item.start : item.stop]
+            if item.draft:
+                token_ids = np.append(token_ids, np.asarray(item.draft, dtype=np.int32))
             sequences.append(
                 SequenceStep(
                     req_pool_idx=kv.req_pool_idx,
-                    token_ids=request.tokens[item.start : item.stop],
+                    token_ids=token_ids,
                     prefix_len=item.start,
-                    wants_logits=chooses,
+                    wants_logits=item.chooses,
+                    draft_len=len(item.draft),
                 )
             )
         batch = build_forward_batch(sequences, self.kv_cache.rows, self.kv_cache.page_size)
-        logits = self._runner.forward(batch, _layer_hook(items))
-        return (
-            [] if not choosing else list(zip(choosing, self._choose(logits, choosing), strict=True))
-        )
+        return self._runner.forward(batch, _layer_hook(items))
 
     def _choose(
-        self, logits: torch.Tensor, requests: Sequence[Request]
+        self, logits: torch.Tensor, trials: Sequence[Trial]
     ) -> list[tuple[OutputToken, ...]]:
-        """The tokens that each request is due, from its row of the logits float32 [R, V]."""
+        """The tokens that each of `trials` is due, from its next row of the logits [R, V]."""
+        if not trials:
+            return []
         rows: list[SamplingRow] = []
-        owners: list[int] = []
-        for owner, request in enumerate(requests):
+        at: list[int] = []
+        for trial in trials:
+            request = trial.request
             params, allowed = request.sampling, self.constraints.allowed(request)
             several = request.firsts_due > 1
             for index in range(request.firsts_due):
                 own = params.of_sample(index) if several else params
                 given = (own, request.prompt, request.output, request.banned_ids, allowed)
                 rows.append(SamplingRow(*given))
-                owners.append(owner)
-        if len(rows) > len(requests):
-            logits = logits[torch.tensor(owners)]
+                at.append(trial.next_row)
+        if at != list(range(len(logits))):
+            logits = logits[torch.tensor(at)]
         tokens = iter(sample(logits, rows))
-        return [tuple(itertools.islice(tokens, request.firsts_due)) for request in requests]
+        return [tuple(itertools.islice(tokens, trial.request.firsts_due)) for trial in trials]
 
     def _commit(self, item: StepItem) -> None:
         request, kv = item.request, item.request.kv
@@ -351,6 +402,17 @@ class Engine:
         self.prefill_tokens_per_s = (
             rate if old == 0.0 else _RATE_MEMORY * old + (1 - _RATE_MEMORY) * rate
         )
+
+
+def _trials(items: Sequence[StepItem]) -> list[Trial]:
+    """The sequences of a step whose next token is chosen, with the rows of their logits."""
+    trials: list[Trial] = []
+    row = 0
+    for item in items:
+        if item.chooses:
+            trials.append(Trial(item.request, item.draft, row))
+            row += 1 + len(item.draft)
+    return trials
 
 
 def _layer_hook(items: Sequence[StepItem]) -> Callable[[int], None] | None:

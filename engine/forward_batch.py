@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceStep:
-    """The part of one sequence that a step computes: a prompt chunk, or one decoded token."""
+    """The part of one sequence that a step computes: a prompt chunk, or one decoded token and
+    perhaps a draft of the next ones."""
 
     req_pool_idx: int
     token_ids: TokenIds
@@ -28,6 +29,9 @@ class SequenceStep:
     """Tokens before them, whose KV is already in the row's slots."""
     wants_logits: bool
     """Of the last new token."""
+    draft_len: int = 0
+    """How many of the new tokens are a draft: with `wants_logits`, those of each of these and of
+    the one before are wanted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +64,26 @@ def build_forward_batch(
     positions = _positions(starts, counts, metadata)
     rows_of_tokens = np.repeat(np.asarray(indices, dtype=np.int64), counts)
     out_slots = req_to_token[rows_of_tokens, positions].astype(np.int64)
-    last = metadata.qo_indptr[1:].astype(np.int64) - 1
-    wanted = np.asarray([sequence.wants_logits for sequence in sequences], dtype=np.bool_)
     return ForwardBatch(
         token_ids=torch.from_numpy(token_ids.astype(np.int64)),
         positions=torch.from_numpy(positions),
         out_slots=torch.from_numpy(out_slots),
         attention=metadata,
-        logits_at=torch.from_numpy(last[wanted]),
+        logits_at=torch.from_numpy(_logits_at(sequences, metadata)),
     )
+
+
+def _logits_at(
+    sequences: Sequence[SequenceStep], metadata: AttentionMetadata
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    ends = metadata.qo_indptr[1:].tolist()
+    wanted = [
+        at
+        for sequence, end in zip(sequences, ends, strict=True)
+        if sequence.wants_logits
+        for at in range(end - 1 - sequence.draft_len, end)
+    ]
+    return np.asarray(wanted, dtype=np.int64)
 
 
 def _positions(

@@ -12,7 +12,7 @@ from engine.request import Request, Stage
 from kvferry.errors import Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from kvferry.config import SchedulerConfig
     from mem_cache.kv_cache import KVCache
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepItem:
-    """One sequence of a step: tokens [start, stop) of `request` are computed."""
+    """One sequence of a step: tokens [start, stop) of `request` are computed, and then `draft`, a
+    guess at those that follow, if that is all that is known."""
 
     request: Request
     start: int
     stop: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def chooses(self) -> bool:
+        """Whether all that is known is computed, so that the next token can be chosen."""
+        return self.stop == self.request.num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,6 +257,15 @@ class Scheduler:
         computed = (i.request for i in items if i.request.stage is Stage.PREFILLING)
         count_passed_over((*self._waiting, *self._prefilling.values()), computed)
         return items, admitted
+
+    def spare(self, items: Sequence[StepItem]) -> tuple[int, int]:
+        """What a planned step leaves to drafts: tokens of its size, and slots that nobody else is
+        sure to take. Each may be below 0."""
+        tokens = self._config.chunk_tokens - sum(item.stop - item.start for item in items)
+        others = [item for item in items if not item.request.prefill_only]
+        needed = sum(self._admission.slots_needed(item.request, item.stop) for item in others)
+        reserved = self._admission.reserved(self._admitted())
+        return tokens, self._admission.available - reserved - needed
 
     def _admit(self) -> list[Request]:
         """Admit waiting requests while the step has tokens left for them."""

@@ -204,6 +204,7 @@ class StepLoop:
 
     def _take_snapshot(self) -> EngineSnapshot:
         scheduler, kv_cache = self._engine.scheduler, self._engine.kv_cache
+        drafts = self._engine.drafts
         return EngineSnapshot(
             load=WorkerLoad(
                 running=scheduler.running,
@@ -219,6 +220,7 @@ class StepLoop:
                 **self._handoffs.counters,
                 **scheduler.counters,
                 **kv_cache.counters,
+                **({} if drafts is None else drafts.counters),
                 "engine_steps": self._engine.steps,
             },
         )

@@ -225,6 +225,29 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NgramConfig:
+    """Guesses that are looked up in the sequence itself. See `engine.speculation`."""
+
+    max_draft: int = 0
+    """Most tokens guessed per sequence and step. 0: none. On a CPU 3 is best: up to four new tokens
+    of a sequence are computed by the kernels that decode."""
+    match_min: int = 2
+    """Fewest last tokens that must have occurred before."""
+    match_max: int = 4
+    """Most last tokens that are looked for. The longest match is followed, of several the last."""
+    step_cost_tokens: float = 6.0
+    """What a step costs beside its tokens, in tokens. With so many sequences in a step a guess is
+    computed if it is right in half of the cases, with fewer of them more readily."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Computing several tokens of an answer in one step. It changes no answer."""
+
+    ngram: NgramConfig = field(default_factory=NgramConfig)
+
+
+@dataclass(frozen=True, slots=True)
 class HandoffConfig:
     """Moving KV between workers."""
 
@@ -258,6 +281,7 @@ class ClusterConfig:
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     worker_host: str = "127.0.0.1"

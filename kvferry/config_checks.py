@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
-from kvferry.limits import STOP_GRACE_S_MAX, TENANT_CHARACTERS_MAX
+from kvferry.limits import DRAFT_TOKENS_MAX, STOP_GRACE_S_MAX, TENANT_CHARACTERS_MAX
 from kvferry.router_config import ADMIN_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvferry.config import ClusterConfig, HostTierConfig, WorkerGroupConfig
+    from kvferry.config import ClusterConfig, HostTierConfig, NgramConfig, WorkerGroupConfig
     from kvferry.router_config import RouterConfig, SecurityConfig
 
 _CLASSES = ("interactive", "standard", "batch")
@@ -43,6 +43,9 @@ _AT_LEAST: Mapping[str, float] = (
         "scheduler.running_max": 1,
         "scheduler.queue_max": 0,
         "scheduler.output_reserve": 0,
+        "speculation.ngram.max_draft": 0,
+        "speculation.ngram.match_min": 1,
+        "speculation.ngram.step_cost_tokens": 0,
         "handoff.staging_buffer_bytes": 1,
         "handoff.staging_buffers": 1,
         "handoff.links_max": 1,
@@ -72,6 +75,7 @@ _AT_MOST: Mapping[str, float] = {
     "router.smg.port": 65535,
     "router.stop_grace_s": STOP_GRACE_S_MAX,
     "scheduler.output_reserve": 1,
+    "speculation.ngram.max_draft": DRAFT_TOKENS_MAX,
 }
 _NOT_EMPTY = (
     *("model.path", "model.served_name", "worker_host"),
@@ -102,9 +106,16 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+    _validate_ngram(config.speculation.ngram)
     _validate_ports(config.router)
     _validate_security(config.router.security)
     _validate_smg(config.router)
+
+
+def _validate_ngram(ngram: NgramConfig) -> None:
+    if ngram.match_max < ngram.match_min:
+        problem = f"is {ngram.match_max}; must be at least match_min, {ngram.match_min}"
+        raise ConfigError("speculation.ngram.match_max", problem)
 
 
 def _validate_device(config: ClusterConfig, values: Mapping[str, Any]) -> None:

@@ -48,10 +48,10 @@ class KVCache:
     """All KV of one worker, for one thread. Made by `mem_cache.factory.build_kv_cache`.
 
     Per request: `open` once, `load_back` if lower tiers may have more, then `extend` + `commit`
-    per step, `checkpoint` per prefill chunk, `release` once at every kind of end. `fork` for each
-    further sample of a prompt. `poll` once per turn of the engine, if only while
-    `copies_in_flight`. A handoff's sink opens `inbound` and
-    calls `adopt` when it committed; its source holds a `pin` from the offer to the close.
+    per step, and `trim` where some of it was a guess, `checkpoint` per prefill chunk, `release`
+    once at every kind of end. `fork` for each further sample of a prompt. `poll` once per turn of
+    the engine, if only while `copies_in_flight`. A handoff's sink opens `inbound` and calls `adopt`
+    when it committed; its source holds a `pin` from the offer to the close.
 
     With `auditing`, every ledger check runs after every change (slow; for tests).
     """
@@ -229,6 +229,19 @@ class KVCache:
         assert kv.loading_len == 0, f"{kv} is being loaded"
         assert kv.committed_len <= new_len <= kv.allocated_len, f"{kv} cannot commit {new_len}"
         kv.committed_len = new_len
+
+    def trim(self, kv: RequestKV) -> None:
+        """Give back the pages in which nothing is computed: `extend` took them for tokens that
+        did not come. Not from under a pin; `release` frees them in any case."""
+        row = require_live(self, kv)
+        assert not kv.inbound, f"{kv}: a handoff is about to fill its slots"
+        assert kv.loading_len == 0, f"{kv} is being loaded"
+        kept = self.layout.round_up(kv.committed_len)
+        if kept == kv.allocated_len or kv.pins > 0:
+            return
+        self.allocator.free(self.rows.read(row, kept, kv.allocated_len))
+        kv.allocated_len = kept
+        self._changed()
 
     def checkpoint(self, kv: RequestKV, token_ids: TokenIds) -> None:
         """Publish the first `len(token_ids)` <= `committed_len` tokens, whole pages of them.

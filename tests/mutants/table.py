@@ -13,6 +13,7 @@ from tests.mutants.rank_mutants import RANK_MUTANTS
 from tests.mutants.return_mutants import RETURN_MUTANTS
 from tests.mutants.sample_mutants import SAMPLE_MUTANTS
 from tests.mutants.slot_mutants import SLOT_MUTANTS
+from tests.mutants.speculation_mutants import SPECULATION_MUTANTS
 from tests.mutants.tier_mutants import TIER_MUTANTS
 from tests.mutants.tree_mutants import TREE_MUTANTS
 from tests.mutants.window_mutants import WINDOW_MUTANTS
@@ -32,6 +33,7 @@ GROUPS = {
     "rank": RANK_MUTANTS,
     "sample": SAMPLE_MUTANTS,
     "return": RETURN_MUTANTS,
+    "speculation": SPECULATION_MUTANTS,
 }
 MUTANTS = tuple(mutant for group in GROUPS.values() for mutant in group)
 SAMPLE = ("row-not-rewritten", "file-checksum-unchecked", "committed-before-it-is-there")

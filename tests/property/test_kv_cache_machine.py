@@ -36,7 +36,7 @@ CI_EXAMPLES, SLOW_EXAMPLES = 5, 60
 CI_SEEDS = range(3, 20)
 """Tried in turn until the sample is worth something: a few examples may be all alike."""
 
-WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned", "forked"}
+WORTH_SEEING_WITHOUT_TREE = {"out of slots", "adopted", "pinned", "forked", "trimmed"}
 WORTH_SEEING = WORTH_SEEING_WITHOUT_TREE | {"hit", "duplicate", "evicted", "split", "put off"}
 """What a sample must contain to have tested anything."""
 
@@ -259,6 +259,17 @@ class KvCacheMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(ready), label="request")
         high = max(request.committed, min(len(request.slots), len(request.tokens)))
         self._compute(request, self._length(data, request.committed, high))
+
+    @precondition(lambda self: any(not r.inbound for r in self.model.live))
+    @rule(data=st.data())
+    def trim(self, data):
+        """Guesses were computed, if at all, and were wrong."""
+        live = [r for r in self.model.live if not r.inbound]
+        request = data.draw(st.sampled_from(live), label="request")
+        had = len(self.model.free)
+        self.cache.trim(request.kv)
+        self.model.trimmed(request)
+        self.seen["trimmed"] += len(self.model.free) > had
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data(), publish=st.booleans())

@@ -21,9 +21,11 @@ from hypothesis.stateful import (
 
 from engine.prompt_order import PASSED_OVER_MAX
 from engine.request import Request, Stage
+from engine.speculation import Drafts
 from kvferry.config import HostTierConfig, SchedulerConfig, WritePolicy
 from kvferry.generation import OutputToken
 from tests.support.digest_model import VOCAB, next_token
+from tests.support.draft_oracle import ALWAYS, foreseen
 from tests.support.engine_bench import EngineBench, name_of
 from tests.support.state_machines import run_machine
 
@@ -38,6 +40,7 @@ CI_SEEDS = range(1, 16)
 """Tried in turn until the sample is worth something."""
 STOPS = tuple(range(12))
 WORTH_SEEING = {"retracted", "returned", "adopted", "stopped early", "held", "forked", "resumed"}
+WORTH_SEEING |= {"guessed right"}
 WORTH_SEEING_OF_SMALL_PAGES = {"sat out"}
 WORTH_SEEING_OF_TIERS = {"loaded"}
 WORTH_SEEING_OF_MANY_WITH_TIERS = {"load failed"}
@@ -65,6 +68,7 @@ class RetractionMachine(RuleBasedStateMachine):
             load_back_tokens_min=1,
             write_policy=WritePolicy.WRITE_BACK,
         )
+        drafts = Drafts(foreseen, 3, ALWAYS)
         self.bench = EngineBench(
             page_size=page_size,
             num_slots=PAGES[page_size] * page_size,
@@ -73,6 +77,7 @@ class RetractionMachine(RuleBasedStateMachine):
             host=host,
             auditing=False,
             scheduler=SchedulerConfig(output_reserve=0.0, chunk_tokens=13, running_max=6),
+            drafts=drafts,
         )
         self.engine, self.cache = self.bench.engine, self.bench.kv_cache
         self.page_size = page_size
@@ -222,7 +227,7 @@ class RetractionMachine(RuleBasedStateMachine):
     def _step(self) -> bool:
         """One step, with everything it must not do and must have done."""
         counters, horizon = self.engine.scheduler.counters, self.engine.scheduler.horizon
-        sat_out = counters["steps_sat_out"]
+        sat_out, accepted = counters["steps_sat_out"], self._accepted()
         running = [r for r in self.requests if r.is_retractable]
         before = {r: _Progress(r.stage, r.uncomputed, r.num_tokens, r.retractions) for r in running}
         waiting = self._at(Stage.WAITING)
@@ -250,6 +255,7 @@ class RetractionMachine(RuleBasedStateMachine):
         self.seen["loaded"] += any(
             r.kv is not None and r.kv.host_hit_len and r.stage is not Stage.LOADING for r in loading
         )
+        self.seen["guessed right"] += self._accepted() > accepted
         self.seen["sat out"] += counters["steps_sat_out"] > sat_out
         if oldest is not None and not fixed:
             assert computed
@@ -260,6 +266,11 @@ class RetractionMachine(RuleBasedStateMachine):
             waits |= passed_over < oldest.passed_over <= PASSED_OVER_MAX
             assert got_on or waits, "it did not get on"
         return computed
+
+    def _accepted(self) -> int:
+        drafts = self.engine.drafts
+        assert drafts is not None
+        return drafts.counters["draft_tokens_accepted"]
 
     # --- after every rule -----------------------------------------------------------------------
 

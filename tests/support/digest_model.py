@@ -75,10 +75,10 @@ class DigestRunner:
         self._write(batch.out_slots, batch.token_ids, batch.positions)
         meta = batch.attention
         self.steps.append(meta.query_lengths.tolist())
-        ends = {int(end) - 1: number for number, end in enumerate(meta.qo_indptr[1:])}
         logits = torch.zeros(len(batch.logits_at), VOCAB)
-        for row, position in enumerate(batch.logits_at.tolist()):
-            tokens = self._read(meta, ends[position])
+        for row, at in enumerate(batch.logits_at.tolist()):
+            sequence = int(np.searchsorted(meta.qo_indptr, at, side="right")) - 1
+            tokens = self._read(meta, sequence, int(batch.positions[at]) + 1)
             logits[row, next_token(tokens)] = 10.0
         return logits
 
@@ -92,9 +92,9 @@ class DigestRunner:
         self._keys[slots] = written
         self._values[slots] = written
 
-    def _read(self, meta: object, sequence: int) -> list[int]:
+    def _read(self, meta: object, sequence: int, length: int) -> list[int]:
+        """The first `length` tokens of a sequence, or the window at their end."""
         pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]
-        length = int(meta.kv_lengths[sequence])
         start = 0 if self._window is None else max(0, length - self._window)
         within = np.arange(self._page_size)
         slots = (pages[:, None].astype(np.int64) * self._page_size + within).reshape(-1)

@@ -19,6 +19,7 @@ from tests.support.digest_model import EOS, DigestRunner, digest_layout
 from tests.support.manual_copier import ManualCopier
 
 if TYPE_CHECKING:
+    from engine.speculation import Drafts
     from kvferry.errors import KvferryError
     from kvferry.generation import FinishReason, OutputToken
     from kvferry.grammar import GrammarCompiler
@@ -86,6 +87,7 @@ class EngineBench:
         host: HostTierConfig | None = None,
         window: int | None = None,
         compiler: GrammarCompiler | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         layout = digest_layout(page_size)
         cache = CacheConfig(
@@ -106,7 +108,12 @@ class EngineBench:
         )
         self.runner = DigestRunner(self.kv_cache.pool, page_size, window)
         self.engine = Engine(
-            self.kv_cache, self.runner, scheduler or SchedulerConfig(), ManualClock(), compiler
+            self.kv_cache,
+            self.runner,
+            scheduler or SchedulerConfig(),
+            ManualClock(),
+            compiler,
+            drafts,
         )
         self.recorder = Recorder(engine=self.engine)
 

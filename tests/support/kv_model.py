@@ -132,6 +132,14 @@ class KvModel:
         self.free -= set(fresh)
         request.slots = row
 
+    def trimmed(self, request: ModelRequest) -> None:
+        """What the request has beyond the page of its last computed token came free, unless a
+        handoff reads it."""
+        kept = -(-request.committed // self.page_size) * self.page_size
+        if not request.pins:
+            self.free |= set(request.slots[kept:])
+            request.slots = request.slots[:kept]
+
     def is_put_off(self, request: ModelRequest, up_to: int) -> bool:
         """Whether publishing would give up slots of a pinned request."""
         key_len = up_to // self.page_size * self.page_size

@@ -34,6 +34,18 @@ def test_sequences_lie_one_after_the_other(page_size: int) -> None:
     assert batch.attention.qo_indptr.tolist() == [0, 3, 4, 6]
 
 
+def test_a_draft_wants_the_logits_before_it_and_after_each_of_its_tokens() -> None:
+    steps = [
+        SequenceStep(1, _ids(1, 2), prefix_len=0, wants_logits=False),
+        SequenceStep(2, _ids(10, 11, 12), prefix_len=7, wants_logits=True, draft_len=2),
+        SequenceStep(3, _ids(20), prefix_len=3, wants_logits=True),
+    ]
+    batch = build_forward_batch(steps, make_rows(4, 3), 4)
+    assert batch.logits_at.tolist() == [2, 3, 4, 5]
+    assert batch.positions.tolist() == [0, 1, 7, 8, 9, 3]
+    assert batch.attention.kv_lengths.tolist() == [2, 10, 4]
+
+
 def test_no_sequence_may_want_logits() -> None:
     steps = [SequenceStep(1, _ids(1, 2), prefix_len=0, wants_logits=False)]
     batch = build_forward_batch(steps, make_rows(4, 1), 4)

@@ -212,6 +212,25 @@ def test_a_variable_that_a_flag_overrides_is_not_blamed():
         load_config(None, {"KVFERRY_CACHE__ROWS": "4"}, {"cache.rows": "0"})
 
 
+@pytest.mark.parametrize(
+    ("setting", "text", "problem"),
+    [
+        ("max_draft", "-1", "is -1; must be at least 0"),
+        ("max_draft", "9", "is 9; must be at most 8"),
+        ("max_draft", "two", "is 'two'; must be a whole number"),
+        ("match_min", "0", "is 0; must be at least 1"),
+        ("match_max", "1", "is 1; must be at least match_min, 2"),
+        ("step_cost_tokens", "-1", "is -1.0; must be at least 0"),
+        ("step_cost_tokens", ".nan", "is nan"),
+        ("max_drafts", "1", "is not a setting; did you mean speculation.ngram.max_draft?"),
+    ],
+)
+def test_what_is_wrong_about_speculation_is_named(setting, text, problem):
+    with pytest.raises(ConfigError) as refused:
+        load_config(None, {}, {f"speculation.ngram.{setting}": text})
+    assert str(refused.value).startswith(f"speculation.ngram.{setting}: {problem}")
+
+
 def test_each_worker_has_a_folder_of_its_own_for_files():
     cache = load_config(
         None, {}, {"cache.host.memory_bytes": "1", "cache.host.files.directory": "/kv"}
