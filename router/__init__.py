@@ -7,8 +7,9 @@ A request's way through this package: `api` (bytes to types) -> `router` (limits
 What decides is pure and runs without a network: `prefix_index` (who holds which prefix), `load`
 (who has how much to do), `policy` and `policies` (whom to choose), `detokenizer`, `stop_strings`,
 `validation`, `text_cuts` (where a text may be cut), `fair_queue` (who is served next; `turns`: one
-at a time). What talks to workers: `worker_client` (one worker), `grpc_worker_client` and `attempt_exchange` (over gRPC), `worker_monitor` (its status and
-KV events), `fleet` (all of them), `draining` (whether one that leaves is done).
+at a time). What talks to workers: `worker_client` (one worker), `grpc_worker_client` and
+`attempt_exchange` (over gRPC), `worker_monitor` (its status and KV events), `fleet` (all of them),
+`draining` (whether one that leaves is done).
 
 May import `kvferry`, and never torch or Ray.
 
