@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench clean smg-setup aiperf-setup
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench gpu-check clean smg-setup aiperf-setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -116,6 +116,9 @@ bench: $(READY) ## Every benchmark, on a machine that does nothing else; JSON li
 	$(BIN)/python -m benchmarks.host_tier --json
 	$(BIN)/python -m benchmarks.pressure --json
 	$(BIN)/python -m benchmarks.interference --json
+
+gpu-check: $(READY) ## On a machine with a GPU and FlashInfer: is its backend right, and how fast; 8 min
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 clean: ## Remove everything that was generated, the environments too
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \

@@ -9,5 +9,6 @@ Reading order. The loop: `request` (a sequence and its stages), `admission` (who
 its layers consist of), `forward_batch` (what one step computes), `attention.metadata` (where its KV
 lies), `decoder` (the computation) over `decoder_layer` and `mlp`, `tensor_parallel` and
 `tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
+`cuda_model_runner` (the same on a GPU) over `cuda_graphs` and `cuda_device`,
 `constraint` (what a grammar lets come next), `sampler` (the choice of the token).
 """

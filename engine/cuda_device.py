@@ -64,7 +64,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """Implements `Device`: the process's current CUDA device."""
+    """Implements `Device`: the process's current CUDA device. For one thread at a time."""
 
     name = "cuda"
 

@@ -70,6 +70,7 @@ class CudaModelRunner:
             query_heads=spec.num_heads,
             dtype=torch_dtype(dtype),
             workspace=torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device.name),
+            score_cap=spec.scales.score_cap,
         )
         self._attention = self._layered(lambda window: FlashInferAttention(heads, window))
         self._prepared = PreparedAttention()

@@ -48,6 +48,8 @@ class PagedHeads:
     """Of queries and answers."""
     workspace: torch.Tensor
     """uint8 [WORKSPACE_BYTES], on the device."""
+    score_cap: float | None = None
+    """c: scores x become c tanh(x / c)."""
 
     def __post_init__(self) -> None:
         layout = self.layout
@@ -119,6 +121,7 @@ class PagedHeads:
         return {
             # FlashInfer counts the tokens before the query's own.
             "window_left": _EVERYTHING if window is None else window - 1,
+            "logits_soft_cap": self.score_cap,
             "q_data_type": self.dtype,
             "kv_data_type": self.dtype,
         }
@@ -139,16 +142,16 @@ class FlashInferAttention:
             *place, use_tensor_cores=heads.decodes_on_tensor_cores
         )
 
-    def plan(self, metadata: AttentionMetadata) -> FlashInferPlan:
+    def plan(self, metadata: AttentionMetadata) -> OneWrapperPlan | MixedPlan:
         """See `AttentionBackend.plan`."""
         is_decoded = metadata.query_lengths == 1
         decoded, others = np.flatnonzero(is_decoded), np.flatnonzero(~is_decoded)
         if len(others) == 0:
             self._heads.plan_decode(self._decode, metadata, self._window)
-            return FlashInferPlan(self._heads, [(None, self._decode)])
+            return OneWrapperPlan(self._heads, self._decode)
         if len(decoded) == 0:
             self._heads.plan_prefill(self._prefill, metadata, self._window)
-            return FlashInferPlan(self._heads, [(None, self._prefill)])
+            return OneWrapperPlan(self._heads, self._prefill)
         self._heads.plan_decode(self._decode, sequences_of(metadata, decoded), self._window)
         self._heads.plan_prefill(self._prefill, sequences_of(metadata, others), self._window)
         device = self._heads.kv_pool.buffer.device
@@ -156,27 +159,37 @@ class FlashInferAttention:
             (torch.from_numpy(rows_of(metadata, sequences)).to(device), wrapper)
             for sequences, wrapper in ((decoded, self._decode), (others, self._prefill))
         ]
-        return FlashInferPlan(self._heads, parts)
+        return MixedPlan(self._heads, parts)
 
 
-class FlashInferPlan:
-    """Implements `AttentionPlan`."""
+class OneWrapperPlan:
+    """Implements `AttentionPlan`: all sequences are of one kind."""
 
-    def __init__(self, heads: PagedHeads, parts: Sequence[tuple[torch.Tensor | None, Any]]) -> None:
-        """`parts`: rows of the queries, int64 on the device, and a wrapper that was told of their
-        sequences; None: all rows."""
+    def __init__(self, heads: PagedHeads, wrapper: Any) -> None:
+        """`wrapper`: was told of the step."""
+        self._heads = heads
+        self._wrapper = wrapper
+
+    def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
+        """See `AttentionPlan.run`."""
+        out: torch.Tensor = self._wrapper.run(queries, self._heads.pages(layer))
+        return out.view(len(queries), -1)
+
+
+class MixedPlan:
+    """Implements `AttentionPlan`: some sequences are decoded, some are prompts."""
+
+    def __init__(self, heads: PagedHeads, parts: Sequence[tuple[torch.Tensor, Any]]) -> None:
+        """`parts`: rows of the queries, int64 on the device, and the wrapper that was told of
+        their sequences."""
         self._heads = heads
         self._parts = parts
 
     def run(self, queries: torch.Tensor, layer: int) -> torch.Tensor:
         """See `AttentionPlan.run`."""
-        pages = self._heads.pages(layer)
-        out = torch.empty_like(queries)
+        pages, out = self._heads.pages(layer), torch.empty_like(queries)
         for rows, wrapper in self._parts:
-            if rows is None:
-                out = wrapper.run(queries, pages)
-            else:
-                out.index_copy_(0, rows, wrapper.run(queries.index_select(0, rows), pages))
+            out.index_copy_(0, rows, wrapper.run(queries.index_select(0, rows), pages))
         return out.view(len(queries), -1)
 
 
@@ -206,10 +219,10 @@ class StaticDecodeAttention:
             paged_kv_last_page_len_buffer=table(sequences),
         )
 
-    def plan(self, metadata: AttentionMetadata) -> FlashInferPlan:
+    def plan(self, metadata: AttentionMetadata) -> OneWrapperPlan:
         """See `AttentionBackend.plan`. Of exactly so many sequences, with one new token each."""
         self._heads.plan_decode(self._decode, metadata, self._window)
-        return FlashInferPlan(self._heads, [(None, self._decode)])
+        return OneWrapperPlan(self._heads, self._decode)
 
 
 def rows_of(metadata: AttentionMetadata, sequences: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -34,6 +34,7 @@ ENDS = (40, 46, 47, 48)
     [
         ("qwen3 with biases", 2),
         ("qwen2 mixed windows", 2),
+        ("gemma2", 2),
         ("gemma3", 2),
         # Whose experts get how many tokens is no part of a graph.
         ("qwen2 moe", 0),

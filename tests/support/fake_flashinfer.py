@@ -53,6 +53,7 @@ def _paged_attention(
     out: torch.Tensor,
     window_left: int,
     scale: float,
+    cap: float,
 ) -> None:
     """One opaque kernel, so that a recorded graph runs it on what its tables hold by then.
 
@@ -65,16 +66,26 @@ def _paged_attention(
         length = (len(pages) - 1) * page_size + int(last_page_len[i])
         k = keys[pages].flatten(0, 1)[:length].double()
         v = values[pages].flatten(0, 1)[:length].double()
-        out[rows] = _attend(q[rows].double(), k, v, window_left, scale).to(out.dtype)
+        out[rows] = _attend(q[rows].double(), k, v, window_left, (scale, cap)).to(out.dtype)
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window_left: int, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window_left: int,
+    scores_are: tuple[float, float],
 ) -> torch.Tensor:
-    """Causal attention of the last tokens: q [n, H, D], k and v [m, H_kv, D], float64."""
+    """Causal attention of the last tokens: q [n, H, D], k and v [m, H_kv, D], float64.
+
+    `scores_are`: multiplied by the first, then bounded by the second unless that is 0.
+    """
+    scale, cap = scores_are
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,mhd->hnm", q, k) * scale
+    if cap:
+        scores = cap * (scores / cap).tanh()
     at = torch.arange(len(k) - len(q), len(k))[:, None]
     key = torch.arange(len(k))[None]
     hidden = key > at
@@ -115,9 +126,15 @@ class _PagedWrapper:
         _require(options["window_left"] >= -1, f"window_left {options['window_left']}")
         self._scale = 1.0 / math.sqrt(head_dim)
         self._window_left = options["window_left"]
+        cap = options["logits_soft_cap"]
+        _require(cap is None or cap > 0, f"logits_soft_cap {cap}")
+        self._cap = 0.0 if cap is None else cap
         self._types = q_type, kv_type
         self._shape = shape
         self._tables = tables
+        used = tables[2][: int(tables[1][-1])]
+        # Of the host: `run` may be recorded, and must not look into a table.
+        self._rows, self._last_page = int(tables[0][-1]), int(used.max())
         self.plans += 1
 
     def run(
@@ -127,12 +144,12 @@ class _PagedWrapper:
         _require(self._shape is not None, "plan comes before run")
         assert self._shape is not None
         query_heads, kv_heads, head_dim, page_size = self._shape
-        qo_indptr, _, kv_indices, last_page_len = self._tables
+        qo_indptr, _, _, last_page_len = self._tables
         _require(q.dim() == 3 and q.shape[1:] == (query_heads, head_dim), f"q {tuple(q.shape)}")
         _require(q.is_contiguous(), "q is not contiguous")
         _require(q.dtype == self._types[0], f"q of {q.dtype}, planned {self._types[0]}")
         _require(q.device == self.device, f"q on {q.device}")
-        _require(len(q) == int(qo_indptr[-1]), f"{len(q)} rows, planned {int(qo_indptr[-1])}")
+        _require(len(q) == self._rows, f"{len(q)} rows, planned {self._rows}")
         _require(len(last_page_len) == len(qo_indptr) - 1, "tables of different batches")
         page = (page_size, kv_heads) if self._kv_layout == "NHD" else (kv_heads, page_size)
         for cache in paged_kv_cache:
@@ -141,12 +158,13 @@ class _PagedWrapper:
             _require(cache.dtype == self._types[1], f"cache of {cache.dtype}")
             _require(cache.is_contiguous(), "the cache is not contiguous")
             _require(cache.device == self.device, f"cache on {cache.device}")
-            _require(int(kv_indices.max()) < len(cache), "a page beyond the cache")
+            _require(self._last_page < len(cache), "a page beyond the cache")
         keys, values = paged_kv_cache
         if self._kv_layout == "HND":
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         out = torch.empty_like(q)
-        _paged_attention(q, keys, values, *self._tables, out, self._window_left, self._scale)
+        scores_are = self._scale, self._cap
+        _paged_attention(q, keys, values, *self._tables, out, self._window_left, *scores_are)
         return out
 
 
@@ -166,6 +184,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         *,
         causal: bool = False,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
@@ -178,6 +197,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         _require(bool((qo_indptr.diff() <= lengths).all()), "more new tokens than tokens")
         options = {
             "window_left": window_left,
+            "logits_soft_cap": logits_soft_cap,
             "q_data_type": q_data_type,
             "kv_data_type": kv_data_type or q_data_type,
         }
@@ -221,6 +241,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         page_size: int,
         *,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
@@ -238,6 +259,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             kept = self._buffers
         options = {
             "window_left": window_left,
+            "logits_soft_cap": logits_soft_cap,
             "q_data_type": q_data_type,
             "kv_data_type": kv_data_type or q_data_type,
         }

@@ -16,7 +16,10 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh")
+_WAITING = frozenset(
+    {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select"}
+    | {"lift_fresh", "bincount"}
+)
 """Operations that make the host wait for the device, or read host memory: a graph has none."""
 
 

@@ -6,6 +6,7 @@ answers part where rounding decides, so that there logits are compared.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from kvferry.generation import FinishReason, OutputToken
     from mem_cache.kv_pool import KvPool
 
-VOCAB, SLOTS, NEW_TOKENS = 512, 512, 8
+VOCAB, SLOTS, NEW_TOKENS = 512, 512, 6
 SIZES = (1, 2, 4)
 SHAPE = TinyLlama(vocab_size=VOCAB, head_dim=64, context_length=256)
 PROMPTS = [
@@ -126,7 +127,7 @@ def float32_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("float32_kernels")
 @pytest.mark.parametrize(
     ("page_size", "arrangement"),
-    [(1, KvArrangement.NHD), (4, KvArrangement.HND), (16, KvArrangement.NHD)],
+    [(4, KvArrangement.HND), (16, KvArrangement.NHD)],
 )
 def test_the_engine_says_what_it_says_on_the_cpu(
     directory: Path, page_size: int, arrangement: KvArrangement
@@ -291,8 +292,9 @@ def test_a_graph_refuses_what_waits_for_the_device() -> None:
     """The stand-in would notice a step that a real device could not record."""
     device = RecordingDevice()
     static = torch.ones(3)
-    with pytest.raises(AssertionError, match="no place in a graph"):
-        device.capture(lambda: static * int(static.sum()))
+    for mode in (torch.inference_mode, contextlib.nullcontext):
+        with pytest.raises(AssertionError, match="no place in a graph"), mode():
+            device.capture(lambda: static * int(static.sum()))
     with pytest.raises(AssertionError, match="no place in a graph"):
         device.capture(lambda: static * torch.tensor(2.0))
     graph, result = device.capture(lambda: static * 2)

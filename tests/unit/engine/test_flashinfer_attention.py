@@ -67,7 +67,7 @@ def _queries(metadata: AttentionMetadata, heads: int, dtype: torch.dtype) -> tor
     return (2 * torch.randn(int(metadata.qo_indptr[-1]), heads, HEAD_DIM)).to(dtype)
 
 
-@pytest.mark.parametrize("window", [None, 2, 16, 1000])
+@pytest.mark.parametrize("window", [None, 16])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 def test_equals_the_cpu(mix: list[tuple[int, int]], page_size: int, window: int | None) -> None:
