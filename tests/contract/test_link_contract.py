@@ -213,18 +213,28 @@ def test_close_at_rest_ends_both_ends_once(patient_lane):
     assert lane.sink.reports.silent_for(0.02)
 
 
-@pytest.mark.parametrize("side", ["source", "sink"])
-def test_close_in_the_middle_of_payloads(patient_lane, side):
-    lane = patient_lane
+def _close_in_the_middle_of_payloads(lane, side):
+    """The side that was closed."""
     lane.sink.expect(1, 4000)
     lane.source.submit(1, 4000)
     for _ in range(2 * BUFFERS):
         lane.sink.reports.expect("took")
     closed = {"source": lane.source, "sink": lane.sink}[side]
-    started = MonotonicClock().now()
     closed.end.close("enough")
     assert closed.reports.failure() == "enough"
+    return closed
+
+
+@pytest.mark.parametrize("side", ["source", "sink"])
+def test_close_in_the_middle_of_payloads_waits_for_nobody(patient_lane, side):
+    started = MonotonicClock().now()
+    _close_in_the_middle_of_payloads(patient_lane, side)
     assert MonotonicClock().now() - started < PATIENT_S / 2
+
+
+@pytest.mark.parametrize("side", ["source", "sink"])
+def test_close_in_the_middle_of_payloads_ends_both_ends_once(lane, side):
+    closed = _close_in_the_middle_of_payloads(lane, side)
     lane.close()
     for each in {lane.source, lane.sink} - {closed}:
         assert each.reports.failure()
