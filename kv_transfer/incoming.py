@@ -46,6 +46,8 @@ class TakenChunk:
     fate: ChunkFate
     remaining: int = 0
     """Cells of the handoff that are still to come on all lanes, if scattered."""
+    moved_bytes: int = 0
+    """What has come for the handoff on all lanes, this payload included, if scattered."""
     reason: str = ""
     """Why it was rejected."""
 
@@ -77,6 +79,7 @@ class IncomingStream:
         self.lanes = lanes
         self.gate = threading.Lock()
         self.is_open = True
+        self.moved_bytes = 0
 
     @property
     def remaining(self) -> int:
@@ -128,7 +131,8 @@ class ReceiveDesk:
             except BadMessage as error:
                 stream.is_open = False
                 return TakenChunk(header, ChunkFate.REJECTED, reason=str(error))
-            return TakenChunk(header, ChunkFate.SCATTERED, stream.remaining)
+            stream.moved_bytes += header.payload_bytes
+            return TakenChunk(header, ChunkFate.SCATTERED, stream.remaining, stream.moved_bytes)
 
 
 def _scatter(stream: IncomingStream, lane: int, header: ChunkHeader, payload: torch.Tensor) -> None:

@@ -285,8 +285,8 @@ class SinkSide:
             counters["chunks_rejected"] += 1
             self._perform(handoff, handoff.core.reject(taken.reason, self._now()))
         elif taken.fate is ChunkFate.SCATTERED:
-            handoff.moved_bytes += taken.header.payload_bytes
-            # Two lanes may report in another order than they counted.
+            # Two lanes may report in another order than they counted, even after the end.
+            handoff.moved_bytes = max(taken.moved_bytes, handoff.moved_bytes)
             remaining = min(taken.remaining, handoff.core.remaining)
             self._perform(handoff, handoff.core.scattered(remaining, self._now()))
 

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 
+from kv_transfer.events import ChunkTaken
 from kvferry.config import HandoffConfig, TransportChoice
 from kvferry.sampling import SamplingParams
 from tests.support.handoff_pair import (
@@ -111,6 +112,22 @@ def check_two_prompts(pair, sink_page, lanes):
 def test_kv_arrives_byte_for_byte(make_pair, link, ranks, pages):
     pair = make_pair(ranks, pages, link)
     check_two_prompts(pair, pages[1], lanes=max(ranks))
+
+
+def test_what_lanes_report_in_another_order_than_they_counted_is_all_there(make_pair):
+    """The report that ends a handoff comes first, those of the other lanes after its end."""
+    pair, held = make_pair((4, 4)), []
+    handlers = pair.decode.driver._handlers
+    handle = handlers[ChunkTaken]
+
+    def last_first(event):
+        held.append(event)
+        if event.taken.remaining == 0:
+            while held:
+                handle(held.pop())
+
+    handlers[ChunkTaken] = last_first
+    check_two_prompts(pair, sink_page=4, lanes=4)
 
 
 @pytest.mark.parametrize("ranks", [(2, 3), (3, 2)], ids=str)

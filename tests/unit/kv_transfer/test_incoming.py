@@ -46,11 +46,14 @@ def desk(stream):
 def test_a_payload_goes_into_the_slots_of_its_tokens(desk, pool):
     taken = desk.take(0, HEADER, PAYLOAD)
     assert (taken.fate, taken.remaining) == (ChunkFate.SCATTERED, 6)
+    assert taken.moved_bytes == 6 * CELL
     held = pool.buffer[:, :, SLOTS[:3]]
     assert torch.equal(held, PAYLOAD.view(torch.float32).view(held.shape))
     assert int(pool.buffer.count_nonzero()) == PAYLOAD.numel() // 4
     rest = replace(HEADER, seq=1, region=Region(START + 3, START + 6, 0, 2))
-    assert desk.take(0, rest, PAYLOAD).remaining == 0
+    taken = desk.take(0, rest, PAYLOAD)
+    # What is counted last says everything, whichever lane's report is read first.
+    assert (taken.remaining, taken.moved_bytes) == (0, 12 * CELL)
     assert pool.buffer[:, :, SLOTS].all()
 
 
