@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from engine.model_directory import resolve_model
 from kvferry.config import BUNDLED_MODEL
+from tests.support.greedy_answers import ANSWER_TOKENS, stored_answers
 from tests.support.prompts import Prompt, real_prompts
-from tests.support.reference import Reference, ReferenceAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ANSWER_TOKENS = 8
+    from tests.support.reference import ReferenceAnswer
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +29,5 @@ def prompts(model_directory: Path) -> list[Prompt]:
 
 
 @pytest.fixture(scope="session")
-def reference_answers(model_directory: Path, prompts: list[Prompt]) -> dict[str, ReferenceAnswer]:
-    reference = Reference(model_directory)
-    return {prompt.name: reference.greedy(prompt.ids, ANSWER_TOKENS) for prompt in prompts}
+def reference_answers(prompts: list[Prompt]) -> dict[str, ReferenceAnswer]:
+    return stored_answers(prompts, ANSWER_TOKENS)

@@ -8,32 +8,34 @@ import pytest
 
 from kvferry.config import load_config
 from kvferry.membership import Role
+from tests.support.greedy_answers import (
+    SHORT_ANSWER_TOKENS,
+    SHORT_PROMPT_TOKENS,
+    stored_answers,
+)
 from tests.support.in_process_cluster import InProcessCluster
-from tests.support.reference import Reference, divergence
+from tests.support.reference import divergence
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.support.prompts import Prompt
     from tests.support.reference import ReferenceAnswer
 
 PAGE_SIZE = 16
 ROWS = 32
 CONTEXT = 160
-ANSWER_TOKENS = 24
-PROMPT_TOKENS_MAX = 129
+ANSWER_TOKENS = SHORT_ANSWER_TOKENS
 TOKEN_BYTES = 46_080
 
 
 @pytest.fixture(scope="module")
 def short_prompts(prompts: list[Prompt]) -> list[Prompt]:
-    return [prompt for prompt in prompts if len(prompt.ids) <= PROMPT_TOKENS_MAX]
+    return [prompt for prompt in prompts if len(prompt.ids) <= SHORT_PROMPT_TOKENS]
 
 
 @pytest.fixture(scope="module")
-def long_answers(model_directory: Path, short_prompts: list[Prompt]) -> list[ReferenceAnswer]:
-    reference = Reference(model_directory)
-    return [reference.greedy(prompt.ids, ANSWER_TOKENS) for prompt in short_prompts]
+def long_answers(short_prompts: list[Prompt]) -> list[ReferenceAnswer]:
+    answers = stored_answers(short_prompts, ANSWER_TOKENS)
+    return [answers[prompt.name] for prompt in short_prompts]
 
 
 def _config(wanted_tokens: int, host_bytes: int) -> dict[str, str]:

@@ -129,11 +129,10 @@ def sampled(cluster: InProcessCluster, ids: list[int]) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def real_answers(
-    model_directory: Path, prompts: list[Prompt]
+    prompts: list[Prompt], reference_answers: dict[str, ReferenceAnswer]
 ) -> list[tuple[Prompt, ReferenceAnswer]]:
-    reference = Reference(model_directory)
     asked = [prompt for prompt in prompts if prompt.name in ("length-17", "length-65")]
-    return [(prompt, reference.greedy(prompt.ids, ANSWER_TOKENS)) for prompt in asked]
+    return [(prompt, reference_answers[prompt.name]) for prompt in asked]
 
 
 @pytest.mark.slow
