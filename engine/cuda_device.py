@@ -77,9 +77,9 @@ class CudaDevice:
 
     def upload(self, host: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See `Device.upload`."""
-        staged = self._stage(torch.cat(list(host)))
-        on_device = staged.to(self.name, non_blocking=True)
-        self._staged = self.mark()
+        whole = torch.cat(list(host))
+        on_device = torch.empty_like(whole, device=self.name)
+        self.update(on_device, whole)
         return list(torch.split(on_device, [len(tensor) for tensor in host]))
 
     def update(self, target: torch.Tensor, host: torch.Tensor) -> None:

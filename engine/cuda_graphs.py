@@ -74,13 +74,10 @@ class DecodeGraphs:
         """As a runner's `forward`; None: the step is none that a graph was recorded of."""
         sequences = len(batch.token_ids)
         is_decode = len(batch.attention.query_lengths) == len(batch.logits_at) == sequences
-        size = next((size for size in self._graphs_ascending() if size >= sequences), None)
-        if not is_decode or size is None:
+        size = next((size for size in self._sizes if size >= sequences), None)
+        if not is_decode or size is None or not self._graphs:
             return None
         return self._graphs[size].forward(batch)[:sequences]
-
-    def _graphs_ascending(self) -> Sequence[int]:
-        return self._sizes if self._graphs else ()
 
 
 class _DecodeGraph:
