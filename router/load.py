@@ -11,7 +11,7 @@ one row per worker, which a look copies as a whole; a change counts itself and w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ _RATES = 2
 _ROWS_MIN = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Loads:
+class Loads(NamedTuple):
     """Of some workers, as far as this router can know it now; a column each, in the same order."""
 
     counts: NDArray[np.int64]

@@ -28,7 +28,15 @@ from kvferry.membership import Role
 from router.load import NO_LOADS
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
-from router.route_costs import alone_and_others, cheapest, decode_ms, handoff_ms, queues
+from router.route_costs import (
+    PREFILL_RATE,
+    PREFILL_TOKENS,
+    alone_and_others,
+    cheapest,
+    decode_ms,
+    handoff_ms,
+    queues,
+)
 
 if TYPE_CHECKING:
     import random
@@ -125,8 +133,7 @@ class WorkersView:
 NO_WORKERS = WorkersView(Roster.of(()), np.empty(0, dtype=np.int64), NO_LOADS)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterView:
+class ClusterView(NamedTuple):
     """The usable workers at one moment, for one prompt."""
 
     prefill: WorkersView
@@ -161,8 +168,7 @@ class CostModel:
     """Answers are seldom as long as they may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """Where one attempt goes."""
 
     decode: WorkerInfo
@@ -185,8 +191,7 @@ class Route:
         return frozenset({self.decode.worker_id, self.computing.worker_id})
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """By what the computing worker of a prompt is chosen."""
 
     policy: Policy
@@ -242,12 +247,12 @@ def choose_route(
     is_local = partners is None or position >= sides.prefillers
     if partners is not None and not is_local:
         decoder = partners.roster.infos[_draw_cheapest(ending, rng)]
-    uncached = max(1, demand.prompt_tokens - int(computing.hit_tokens[position]))
+    uncached = max(1, demand.prompt_tokens - computing.hit_tokens.item(position))
     return Route(
         decode=decoder,
         prefill=None if is_local else source,
         prefill_tokens=uncached,
-        cost_ms=_prefill_ms(computing.loads, position, uncached, model) + float(after[position]),
+        cost_ms=_prefill_ms(computing.loads, position, uncached, model) + after.item(position),
         held_tokens=int(pool.hit_tokens.max()),
     )
 
@@ -305,8 +310,8 @@ def _without(workers: WorkersView, avoid: frozenset[WorkerId]) -> WorkersView:
 
 
 def _prefill_ms(loads: Loads, position: int, uncached: int, model: CostModel) -> float:
-    rate = float(loads.prefill_tokens_per_s[position]) or model.prefill_tokens_per_s
-    return 1000.0 * (int(loads.prefill_tokens[position]) + uncached) / rate
+    rate = loads.rates.item(PREFILL_RATE, position) or model.prefill_tokens_per_s
+    return 1000.0 * (loads.counts.item(PREFILL_TOKENS, position) + uncached) / rate
 
 
 def _handoff_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:

@@ -33,7 +33,9 @@ class RouteChooser:
         self._model = model
         self._block_tokens = block_tokens
         self._clock = clock
-        self._history = PlacementHistory(reads_sent=self._policy.reads_sent)
+        self._history = PlacementHistory(
+            reads_sent=self._policy.reads_sent, reads_heat=self._policy.reads_heat
+        )
 
     def choose(
         self,

@@ -15,8 +15,8 @@ from router.compiled import compiled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_PREFILL_TOKENS, _SEQUENCES, _SLOTS_AVAILABLE = 0, 1, 4
-_PREFILL_RATE, _LINK_RATE = 0, 1
+PREFILL_TOKENS, _SEQUENCES, _SLOTS_AVAILABLE = 0, 1, 4
+PREFILL_RATE, _LINK_RATE = 0, 1
 
 
 @compiled("float64[::1](int64[:, :], int64[:], int64, UniTuple(int64, 3), UniTuple(float64, 2))")
@@ -76,8 +76,8 @@ def queues(
     workers = rates.shape[1]
     tokens_per_ms, queue_ms, since = np.empty(workers), np.empty(workers), np.empty(workers)
     for worker in range(workers):
-        queued = counts[_PREFILL_TOKENS, worker]
-        tokens_per_ms[worker] = (rates[_PREFILL_RATE, worker] or usual_rate) / 1000.0
+        queued = counts[PREFILL_TOKENS, worker]
+        tokens_per_ms[worker] = (rates[PREFILL_RATE, worker] or usual_rate) / 1000.0
         queue_ms[worker] = queued / tokens_per_ms[worker]
         since[worker] = now - (busy_s if queued else idle_s)
     return tokens_per_ms, queue_ms, since

@@ -42,24 +42,26 @@ SENT_PREFIXES_PER_WORKER_MAX = 1 << 16
 class PlacementHistory:
     """Feeds the columns of `PoolView` that are about the past."""
 
-    def __init__(self, *, reads_sent: bool = False) -> None:
-        """`reads_sent`: `sent_tokens` is asked for."""
+    def __init__(self, *, reads_sent: bool = False, reads_heat: bool = True) -> None:
+        """`reads_sent`: `sent_tokens` is asked for. `reads_heat`: `heat` and the means are."""
         self.turn = 0
         """Decisions recorded."""
         self.typical_tokens = 0.0
         """Tokens that a prompt had to have computed, in the mean of late; 0: none yet."""
         self.lost_share = 0.0
         """Of late prompts, the part that was known and that no worker held anymore; the mean."""
-        self._uses = PrefixUses(USES_MEMORY_REQUESTS)
+        self._uses = PrefixUses(USES_MEMORY_REQUESTS) if reads_heat else None
         self._pending = PendingPrompts(PENDING_S, PENDING_BYTES_MAX)
         self._sent = SentPrefixes(SENT_PREFIXES_PER_WORKER_MAX) if reads_sent else None
 
     def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64], now: float) -> Heat:
         """Of the prefixes of `prompt` that workers hold."""
+        assert self._uses is not None, "not asked for when this was made"
         if not prompt.keys.size:
             return NO_HEAT
-        levels, positions = _levels_of(hit_tokens, prompt.ends)
-        return Heat(levels, *self._uses.of(prompt.keys[positions], now))
+        levels, keys = _levels_of(hit_tokens, prompt.ends, prompt.keys)
+        requests, seconds = self._uses.of(keys, now)
+        return Heat(levels, requests, seconds)
 
     def pending_tokens(
         self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
@@ -82,24 +84,32 @@ class PlacementHistory:
     ) -> None:
         """A prompt was placed; the worker has `computed_tokens` of it to compute, and the most
         that any worker holds of it is `held_tokens`."""
-        weight = max(_RECENT_WEIGHT, 1 / (self.turn + 1))
-        self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
-        known = self._uses.add(prompt.keys, now)
-        known_tokens = min(int(prompt.ends[known - 1]), prompt.tokens - 1) if known else 0
-        lost = max(known_tokens - held_tokens, 0) / max(prompt.tokens, 1)
-        self.lost_share += weight * (lost - self.lost_share)
+        if self._uses is not None:
+            self._count(self._uses, prompt, computed_tokens, held_tokens, now)
         self.turn += 1
         self._pending.add(worker, prompt, now)
         if self._sent is not None:
             self._sent.add(worker, prompt)
 
+    def _count(
+        self, uses: PrefixUses, prompt: Prompt, computed_tokens: int, held_tokens: int, now: float
+    ) -> None:
+        weight = max(_RECENT_WEIGHT, 1 / (self.turn + 1))
+        self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
+        known = uses.add(prompt.keys, now)
+        known_tokens = min(int(prompt.ends[known - 1]), prompt.tokens - 1) if known else 0
+        lost = max(known_tokens - held_tokens, 0) / max(prompt.tokens, 1)
+        self.lost_share += weight * (lost - self.lost_share)
 
-@compiled("UniTuple(int64[::1], 2)(int64[:], int64[:])")
+
+@compiled(
+    "Tuple((int64[::1], uint64[::1]))(int64[:], int64[:], Array(uint64, 1, 'C', readonly=True))"
+)
 def _levels_of(
-    hit_tokens: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The different ones, rising, without 0: they are few. And where the shortest prefix of so many
-    tokens is, or the longest one there is."""
+    hit_tokens: NDArray[np.int64], ends: NDArray[np.int64], keys: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The different ones, rising, without 0: they are few. And the key of the shortest prefix of so
+    many tokens, or of the longest one there is."""
     found = np.empty(hit_tokens.size, dtype=np.int64)
     count = 0
     for tokens in hit_tokens:
@@ -112,10 +122,10 @@ def _levels_of(
             found[moved] = found[moved - 1]
         found[at] = tokens
         count += 1
-    positions = np.empty(count, dtype=np.int64)
+    names = np.empty(count, dtype=np.uint64)
     at = 0
     for level in range(count):
         while at < ends.size - 1 and ends[at] < found[level]:
             at += 1
-        positions[level] = at
-    return found[:count].copy(), positions
+        names[level] = keys[at]
+    return found[:count].copy(), names

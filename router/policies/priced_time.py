@@ -69,35 +69,30 @@ def copies_price_ms(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
     heat = pool.heat
     if not heat.level_tokens.size:
         return np.zeros(pool.workers)
-    own_tokens = float(prompt.tokens - heat.level_tokens[-1] + PROMPT_TOKENS)
-    busy = np.count_nonzero(pool.queue_ms) / pool.workers
-    price = busy * WORK_PRICE + EVICTION_PRICE * pool.lost_share
-    size_price = busy * SIZE_PRICE / max(pool.typical_tokens, 1.0)
     return _price_ms(
+        (pool.queue_ms, pool.tokens_per_ms, heat.level_requests, heat.level_seconds),
         pool.hit_tokens,
-        pool.tokens_per_ms,
         heat.level_tokens,
-        heat.level_requests,
-        heat.level_seconds,
-        (own_tokens, price, size_price),
+        (float(prompt.tokens), pool.lost_share, pool.typical_tokens),
     )
 
 
-@compiled(
-    "float64[::1](int64[:], float64[:], int64[:], float64[:], float64[:], UniTuple(float64, 3))"
-)
+@compiled("float64[::1](UniTuple(float64[:], 4), int64[:], int64[:], UniTuple(float64, 3))")
 def _price_ms(
+    columns: tuple[NDArray[np.float64], ...],
     hit_tokens: NDArray[np.int64],
-    tokens_per_ms: NDArray[np.float64],
     ends: NDArray[np.int64],
-    requests: NDArray[np.float64],
-    seconds: NDArray[np.float64],
     terms: tuple[float, float, float],
 ) -> NDArray[np.float64]:
-    """`ends` are the lengths that workers hold: they part the prompt, and every worker holds so
-    many of the parts, from the first one on. `terms` are the prompt's own tokens, the price, and
-    how much it rises by each useless token."""
-    own_tokens, price, size_price = terms
+    """`columns` are the queues and rates of workers, and requests and seconds of the lengths `ends`
+    that workers hold: they part the prompt, and every worker holds so many of the parts, from the
+    first one on. `terms` are the tokens of the prompt, the lost share, and typical tokens."""
+    queue_ms, tokens_per_ms, requests, seconds = columns
+    prompt_tokens, lost_share, typical_tokens = terms
+    busy = np.count_nonzero(queue_ms) / queue_ms.size
+    price = busy * WORK_PRICE + EVICTION_PRICE * lost_share
+    size_price = busy * SIZE_PRICE / max(typical_tokens, 1.0)
+    own_tokens = prompt_tokens - ends[-1] + PROMPT_TOKENS
     own_ms = own_tokens / tokens_per_ms.mean()
     # Of what is computed by who holds so many parts: useless tokens, what is counted of these, and
     # by how much all that is counted exceeds its tokens.

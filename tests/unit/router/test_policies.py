@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 from typing import TYPE_CHECKING
@@ -62,7 +61,7 @@ def pool(hits: list[int], **columns: object) -> PoolView:
         lost_share=0.0,
         heat=NO_HEAT,
     )
-    return dataclasses.replace(view, **columns)
+    return view._replace(**columns)
 
 
 def heat(tokens: int, requests: float, seconds: float) -> Heat:
@@ -149,7 +148,7 @@ def test_round_robin_takes_turns() -> None:
 
 def test_consistent_hashing_moves_only_the_keys_of_a_worker_that_left() -> None:
     whole = pool([0] * 8)
-    rest = dataclasses.replace(pool([0] * 7), names=whole.names[:7])
+    rest = pool([0] * 7)._replace(names=whole.names[:7])
     before = [best(consistent_hashing(whole, prompt(first))) for first in range(1, 9000, 64)]
     after = [best(consistent_hashing(rest, prompt(first))) for first in range(1, 9000, 64)]
     assert len(set(before)) == 8

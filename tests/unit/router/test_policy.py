@@ -24,7 +24,9 @@ PROMPT = Prompt(1000, np.array([], dtype=np.uint64), np.array([], dtype=np.int64
 
 
 def placement(policy: PolicyName = PolicyName.PRICED_TIME) -> Placement:
-    history = PlacementHistory(reads_sent=POLICIES[policy].reads_sent)
+    history = PlacementHistory(
+        reads_sent=POLICIES[policy].reads_sent, reads_heat=POLICIES[policy].reads_heat
+    )
     return Placement(POLICIES[policy], PROMPT, history, now=0.0)
 
 
