@@ -203,7 +203,7 @@ INDEXED_BLOCKS_PER_WORKER_MAX = 2**20
 more than the KV of a worker with 1 TB."""
 
 INDEXED_BLOCKS_APPLIED_AT_ONCE = 512
-"""Blocks of a snapshot that the router takes before it looks at something else: half a millisecond.
+"""Blocks of a snapshot that the router takes before it looks at something else: 0.2 milliseconds.
 A router that starts takes the snapshots of all workers at the same time."""
 
 WORKER_STATUS_FAILURES_MAX = 3
