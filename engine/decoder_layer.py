@@ -59,26 +59,23 @@ class LayerLoader:
     def load(self, layer: int) -> DecoderLayer:
         """All of a layer."""
         spec, prefix = self._spec, f"model.layers.{layer}"
-        hidden, norms = spec.hidden_size, spec.norms
-        # Where outputs have norms too, the norm after attention is that of its output.
-        after = f"{prefix}.post_attention_layernorm"
-        attention = f"{prefix}.self_attn"
-        heads = spec.num_heads * spec.head_dim
+        attention, on_outputs = f"{prefix}.self_attn", spec.norms.on_outputs
+
+        def norm(place: str) -> torch.Tensor:
+            return self.norm(f"{prefix}.{place}_layernorm", spec.hidden_size)
+
         return DecoderLayer(
-            attention_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            attention_norm=norm("input"),
             qkv=self._qkv(attention),
-            head_norms=self._head_norms(attention) if norms.per_head else None,
-            output=self._outward(f"{attention}.o_proj", heads, biased=spec.biases.output),
-            attention_output_norm=self.norm(after, hidden) if norms.on_outputs else None,
-            mlp_norm=self.norm(
-                f"{prefix}.pre_feedforward_layernorm" if norms.on_outputs else after, hidden
+            head_norms=self._head_norms(attention) if spec.norms.per_head else None,
+            output=self._outward(
+                f"{attention}.o_proj", spec.num_heads * spec.head_dim, biased=spec.biases.output
             ),
+            # Where outputs have none, the norm after attention is that of the MLP's input.
+            attention_output_norm=norm("post_attention") if on_outputs else None,
+            mlp_norm=norm("pre_feedforward" if on_outputs else "post_attention"),
             mlp=self._mlp(layer, prefix),
-            mlp_output_norm=(
-                self.norm(f"{prefix}.post_feedforward_layernorm", hidden)
-                if norms.on_outputs
-                else None
-            ),
+            mlp_output_norm=norm("post_feedforward") if on_outputs else None,
         )
 
     def norm(self, module: str, width: int) -> torch.Tensor:

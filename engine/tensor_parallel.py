@@ -1,9 +1,9 @@
 """What a rank of a model that is computed by several has of it, and how the ranks' sums meet.
 
-Rank r of R has the r-th part of the query and KV heads and of the columns of the MLP: projections
-into them are cut by rows of their weights, those out of them by columns. What the ranks compute
-of an output are summands, which `Collective.all_reduce` adds up, twice per layer. Embedding, norms
-and head are the same on every rank; only rank 0 uses the head.
+Rank r of R has the r-th part of the query and KV heads and of the columns of the MLP, or of every
+expert: projections into them are cut by rows of their weights, those out of them by columns. What
+the ranks compute of an output are summands, which `Collective.all_reduce` adds up, twice per layer.
+Embedding, norms, routers and head are the same on every rank; only rank 0 uses the head.
 """
 
 from __future__ import annotations

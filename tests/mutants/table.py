@@ -7,6 +7,7 @@ from tests.mutants.engine_mutants import ENGINE_MUTANTS
 from tests.mutants.file_mutants import FILE_MUTANTS
 from tests.mutants.handoff_mutants import HANDOFF_MUTANTS
 from tests.mutants.key_mutants import KEY_MUTANTS
+from tests.mutants.model_mutants import MODEL_MUTANTS
 from tests.mutants.pool_mutants import POOL_MUTANTS
 from tests.mutants.protocol_mutants import PROTOCOL_MUTANTS
 from tests.mutants.rank_mutants import RANK_MUTANTS
@@ -30,6 +31,7 @@ GROUPS = {
     "handoff": HANDOFF_MUTANTS,
     "protocol": PROTOCOL_MUTANTS,
     "engine": ENGINE_MUTANTS,
+    "model": MODEL_MUTANTS,
     "rank": RANK_MUTANTS,
     "sample": SAMPLE_MUTANTS,
     "return": RETURN_MUTANTS,

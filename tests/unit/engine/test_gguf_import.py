@@ -6,7 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gguf
 import pytest
@@ -57,7 +57,7 @@ def test_two_processes_convert_once(tmp_path: Path) -> None:
     assert weights.fused(names).data_ptr() == weights.tensor(names[0]).data_ptr()
 
 
-def _write_gguf(file: Path, model: Path, family: str, **metadata: Any) -> None:
+def _write_gguf(file: Path, model: Path, family: str, without: str | None = None) -> None:
     """As llama.cpp's converter does it, with the tokenizer of `small_tokenizer`."""
     config = json.loads((model / "config.json").read_text())
     writer = gguf.GGUFWriter(file, family)
@@ -70,8 +70,6 @@ def _write_gguf(file: Path, model: Path, family: str, **metadata: Any) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(16)
-    for key, value in metadata.items():
-        writer.add_uint32(f"{family}.{key}", value)
     vocab = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
     writer.add_name("tiny")
     writer.add_tokenizer_model("gpt2")
@@ -81,6 +79,8 @@ def _write_gguf(file: Path, model: Path, family: str, **metadata: Any) -> None:
     writer.add_eos_token_id(2)
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], config["num_hidden_layers"])
     for name, tensor in safetensors.torch.load_file(model / "model.safetensors").items():
+        if name == without:
+            continue
         module, kind = name.rsplit(".", 1)
         stored = _permuted(name, tensor) if family == "llama" else tensor
         writer.add_tensor(f"{names.get_name(module)}.{kind}", stored.numpy())
@@ -119,6 +119,17 @@ def test_a_gguf_file_becomes_the_model_it_was_made_of(family: str, tmp_path: Pat
     weights = load_weights(made, DType.FLOAT32)
     names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
     assert weights.fused(names).data_ptr() == weights.tensor(names[0]).data_ptr()
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    """`transformers` makes up random numbers for it."""
+    model = make_family(tmp_path / "model", "qwen2")
+    write_tokenizer(model)
+    missing = "model.layers.1.mlp.up_proj.weight"
+    _write_gguf(tmp_path / "tiny.gguf", model, "qwen2", without=missing)
+    with pytest.raises(ConfigError, match=f"no tensor for '{missing}'"):
+        resolve_model(str(tmp_path / "tiny.gguf"), tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("tiny*")), "published"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,10 @@ VARIANTS: dict[str, tuple[TinyLlama, dict[str, Any] | None]] = {
         TinyLlama(vocab_size=512),
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
     ),
+    "dynamic rope": (
+        TinyLlama(vocab_size=512, context_length=128),
+        {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    ),
 }
 
 
