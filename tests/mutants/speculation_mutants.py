@@ -6,7 +6,11 @@ from tests.mutants.mutant import Mutant
 
 _ENGINE = "engine/engine.py"
 _SPECULATION = "engine/speculation.py"
-_EXACT = ("tests/unit/engine/test_drafts_exact.py",)
+_EXACT = "tests/unit/engine/test_drafts_exact.py"
+_RIGHT = (f"{_EXACT}::test_right_guesses_save_steps",)
+_WRONG = (f"{_EXACT}::test_slots_of_wrong_guesses_are_free_after_the_step",)
+_GRAMMAR = (f"{_EXACT}::test_constrained_answers_are_those_of_a_run_without_drafts",)
+_NO_WAY_ON = (f"{_EXACT}::test_a_grammar_without_a_way_on_ends_all_samples_amid_their_drafts",)
 _DRAFTS = ("tests/unit/engine/test_speculation.py",)
 
 SPECULATION_MUTANTS = (
@@ -16,7 +20,7 @@ SPECULATION_MUTANTS = (
         _SPECULATION,
         "        self.is_over = int(request.tokens[request.num_tokens - 1]) != self.draft[at]\n",
         "        self.is_over = False\n",
-        _EXACT,
+        _WRONG,
     ),
     Mutant(
         "logits-of-the-place-before",
@@ -24,7 +28,7 @@ SPECULATION_MUTANTS = (
         _SPECULATION,
         "        return self.logits_row + self.accepted\n",
         "        return self.logits_row + max(0, self.accepted - 1)\n",
-        _EXACT,
+        _RIGHT,
     ),
     Mutant(
         "grammar-not-asked-amid-a-draft",
@@ -32,7 +36,7 @@ SPECULATION_MUTANTS = (
         _ENGINE,
         "not trial.passes() or self._look(request) is not Outlook.OPEN",
         "not trial.passes()",
-        _EXACT,
+        _GRAMMAR,
     ),
     Mutant(
         "ended-amid-a-draft-goes-on",
@@ -40,7 +44,7 @@ SPECULATION_MUTANTS = (
         _ENGINE,
         "[trial for trial in passed if trial.request.stage is Stage.DECODING]",
         "passed",
-        _EXACT,
+        _NO_WAY_ON,
     ),
     Mutant(
         "wrong-guesses-keep-their-slots",
@@ -48,7 +52,7 @@ SPECULATION_MUTANTS = (
         _ENGINE,
         "                self.kv_cache.trim(trial.request.held_kv)\n",
         "                pass\n",
-        _EXACT,
+        _WRONG,
     ),
     Mutant(
         "guess-beyond-the-answer",
