@@ -4,7 +4,8 @@
                                        [--threads 1] [--quick] [--registered-attention]
 
 One JSON object a line: {"engine", "what", "batch", "context", "threads", "dtype", "tokens_per_s"}.
-A rate is the median over rounds; in each round every engine does the same step once.
+A rate is the median over rounds; in each round every engine does the same step once. Engine "limit"
+is what none can beat: reading the weights once (decode), the layers' products alone (prefill).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.engine_contenders import (
     Transformers,
     load_transformers,
 )
+from benchmarks.engine_limits import Limits
 from engine.model_directory import resolve_model
 from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL
@@ -61,7 +63,11 @@ def _contenders(
 ) -> list[Contender]:
     torch.set_num_threads(threads)
     kvferry = Kvferry(directory, threads, slots)
-    contenders: list[Contender] = [kvferry, Transformers(modules)]
+    contenders: list[Contender] = [
+        kvferry,
+        Transformers(modules),
+        Limits(directory, threads),
+    ]
     if arguments.registered_attention:
         contenders.append(RegisteredAttention(directory, kvferry, threads))
     return contenders

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine.attention.cpu import CpuAttention
+from engine.crew import Crew
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
@@ -150,7 +151,7 @@ class RegisteredAttention:
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation=self._registered
         )
-        self._attention = CpuAttention(self._kvferry.pool, threads)
+        self._attention = CpuAttention(self._kvferry.pool, Crew(threads))
 
     def prefill(self, tokens: int) -> Callable[[], None]:
         """See `Contender.prefill`."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.layered import LayeredAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.crew import Crew
 from engine.decoder import Decoder
 from engine.forward_batch import ForwardBatch
 from engine.model_spec import ModelSpec, load_spec
@@ -41,21 +40,22 @@ class ModelRunner:
     def __init__(self, directory: Path, *kv_pools: KvPool, threads: int, dtype: DType) -> None:
         """`kv_pools`: one per tensor-parallel rank.
 
-        `threads` compute threads; the setting is the process's, so one runner per process. Several
-        ranks compute on one thread each.
+        `threads` compute threads; torch's own number of them is the process's, so one runner per
+        process. Several ranks compute on one thread each.
         """
         layouts = [pool.layout for pool in kv_pools]
         assert all(isinstance(layout, KvLayout) for layout in layouts), "our models have K and V"
         assert threads == 1 or len(kv_pools) == 1, "several ranks, each on several threads"
-        _set_threads(threads)
+        torch.set_num_threads(threads)
+        self._crew = Crew(threads)
         self.spec = load_spec(directory)
         rank_spec = self.spec.of_rank(len(kv_pools), "tensor_parallel")
         weights = load_weights(directory, dtype)
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
-            attention = _choose_attention(kv_pool, threads, rank_spec)
-            operators = _choose_operators(dtype, threads)
+            attention = _choose_attention(kv_pool, self._crew, rank_spec)
+            operators = _choose_operators(dtype, self._crew)
             decoder = Decoder(rank_spec, weights, operators, attention, collective)
             return _RankModel(decoder, kv_pool)
 
@@ -77,8 +77,9 @@ class ModelRunner:
             self.forward(_dummy_batch(tokens))
 
     def close(self) -> None:
-        """End the threads of the other ranks, if there are any. From any thread."""
+        """End the threads of the other ranks and of the crew, if there are any. From any thread."""
         self._ranks.close()
+        self._crew.close()
 
 
 class _RankModel:
@@ -97,25 +98,15 @@ class _RankModel:
         self._decoder.follow(batch, self._kv_pool)
 
 
-def _set_threads(threads: int) -> None:
-    torch.set_num_threads(threads)
-    if threads > 1:
-        # The one layer of Numba whose threads sleep while they wait: OpenMP's spin, and take the
-        # core from whoever would let them go on. It serves one thread per process: the engine's.
-        numba.config.THREADING_LAYER = "workqueue"  # type: ignore[attr-defined]
-        # Numba refuses more than the machine has.
-        numba.set_num_threads(min(threads, len(os.sched_getaffinity(0))))
-
-
-def _choose_attention(kv_pool: KvPool, threads: int, spec: ModelSpec) -> AttentionBackend:
+def _choose_attention(kv_pool: KvPool, crew: Crew, spec: ModelSpec) -> AttentionBackend:
     cap = spec.scales.score_cap
-    backends = {window: CpuAttention(kv_pool, threads, window, cap) for window in spec.windows}
+    backends = {window: CpuAttention(kv_pool, crew, window, cap) for window in spec.windows}
     return LayeredAttention([backends[window] for window in spec.windows])
 
 
-def _choose_operators(dtype: DType, threads: int) -> Operators:
+def _choose_operators(dtype: DType, crew: Crew) -> Operators:
     if dtype is DType.FLOAT32:
-        return NativeOperators(threads)
+        return NativeOperators(crew)
     return TorchOperators()
 
 

@@ -5,7 +5,7 @@ Numba's cache of a kernel does not notice changes in here: after one, delete `__
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -35,9 +35,21 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return _compile(function, cache=True, nogil=True)
 
 
-def parallel_kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """As `kernel`, with its `prange` loops on several threads."""
-    return _compile(function, cache=True, nogil=True, parallel=True)
+class Task(Protocol):
+    """A kernel with an address, called as `task(arguments, index)`; see `engine.crew.share`."""
+
+    address: int
+
+
+def task(function: Callable[[int, int], int]) -> Task:
+    """Compile a part of shared work. It gets the address of its arguments and its own number.
+
+    It returns 0, and raises nothing: who calls it cannot handle an exception.
+    """
+    decorate = numba.cfunc(
+        "int64(int64, int64)", cache=True, fastmath=_FASTMATH, error_model="numpy"
+    )
+    return cast("Task", decorate(function))
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -71,9 +83,3 @@ def exp(x: Any) -> Any:
     p = p * r + np.float32(1)
     bits = np.int32((np.int32(n) + 127) << 23)
     return p * bits.view(np.float32)
-
-
-@inlined
-def part(total: int, index: int, parts: int) -> Any:
-    """(start, stop) of one of `parts` nearly equal parts of range(total)."""
-    return total * index // parts, total * (index + 1) // parts

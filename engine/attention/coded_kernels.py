@@ -6,13 +6,15 @@ stays in the cache. Elements come as unsigned integers of their size; the machin
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numba
 import numpy as np
 
 from engine.attention.cpu_kernels import LOWEST, accumulate, score, weigh
-from engine.native_math import F32, I32, I64, inlined, kernel, parallel_kernel, part
+from engine.crew import share
+from engine.native_math import F32, I32, I64, Task, inlined, kernel, task
+from engine.native_memory import address_of, array_at
 from kvferry.config import KvArrangement, KvDType
 
 if TYPE_CHECKING:
@@ -177,22 +179,55 @@ def _attend_rows(  # noqa: PLR0913
                 out[token, h * group + g] = sums[h, g] / weight_sum[h, g]
 
 
-@parallel_kernel
-def _attend_parallel(  # noqa: PLR0913
-    queries: F32, keys: NDArray[Any], values: NDArray[Any], out: F32, rows: I64,
-    pages: I32, place: Placement, threads: int,
+@cache
+def _attend_part(stored: np.dtype[Any]) -> Task:
+    """The part of a shared work that is one row, for pools of this unsigned integer."""
+    element = stored.type
+
+    @task
+    def part(arguments: int, index: int) -> int:
+        (
+            queries, tokens, heads, head_dim, keys, units, width, values, out, rows, count, pages,
+            pages_count, page_size, kv_heads, token_step, head_step, form,
+        ) = array_at(arguments, 18, np.int64)  # fmt: skip
+        shape, plane = (tokens, heads, head_dim), (units, width)
+        _attend_rows(
+            array_at(queries, shape, np.float32),
+            array_at(keys, plane, element),
+            array_at(values, plane, element),
+            array_at(out, shape, np.float32),
+            array_at(rows, (count, 4), np.int64),
+            array_at(pages, pages_count, np.int32),
+            Placement(page_size, kv_heads, token_step, head_step, form),
+            index,
+            index + 1,
+        )
+        return 0
+
+    return part
+
+
+@kernel
+def _attend(  # noqa: PLR0913
+    board: int, part: int, queries: F32, keys: NDArray[Any], values: NDArray[Any], out: F32,
+    rows: I64, pages: I32, place: Placement,
 ) -> None:  # fmt: skip
-    for index in numba.prange(threads):
-        start, stop = part(len(rows), index, threads)
-        _attend_rows(queries, keys, values, out, rows, pages, place, start, stop)
+    tokens, heads, head_dim = queries.shape
+    units, width = keys.shape
+    arguments = np.array([
+        address_of(queries), tokens, heads, head_dim, address_of(keys), units, width,
+        address_of(values), address_of(out), address_of(rows), len(rows), address_of(pages),
+        len(pages), place.page_size, place.kv_heads, place.token_step, place.head_step, place.form,
+    ])  # fmt: skip
+    share(board, part, arguments, len(rows))
 
 
 def coded_decode_attention(  # noqa: PLR0913
     queries: F32, keys: NDArray[Any], values: NDArray[Any], out: F32, rows: I64,
-    pages: I32, place: Placement, threads: int,
+    pages: I32, place: Placement, board: int,
 ) -> None:  # fmt: skip
     """As `cpu_kernels.decode_attention`; keys, values: one layer's units [n, width], unsigned."""
-    if threads > 1 and len(rows) > 1:
-        _attend_parallel(queries, keys, values, out, rows, pages, place, threads)
-    else:
-        _attend_rows(queries, keys, values, out, rows, pages, place, 0, len(rows))
+    for array in (queries, keys, values, out, rows, pages):
+        assert array.flags.c_contiguous, "parts of the work get its address"
+    part = _attend_part(keys.dtype)
+    _attend(board, part.address, queries, keys, values, out, rows, pages, place)

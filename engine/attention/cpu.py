@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from engine.attention.metadata import AttentionMetadata
+    from engine.crew import Crew
     from mem_cache.kv_pool import KvPool
     from mem_cache.layout import PagedLayout
 
@@ -45,20 +46,18 @@ class CpuAttention:
     def __init__(
         self,
         kv_pool: KvPool,
-        threads: int,
+        crew: Crew,
         window: int | None = None,
         score_cap: float | None = None,
     ) -> None:
         self._kv_pool = kv_pool
-        self._threads = threads
+        self._board = crew.board
         self._window = _EVERYTHING if window is None else window
         self._score_cap = score_cap
 
     def plan(self, metadata: AttentionMetadata) -> CpuAttentionPlan:
         """See `AttentionBackend.plan`."""
-        return CpuAttentionPlan(
-            metadata, self._kv_pool, self._threads, self._window, self._score_cap
-        )
+        return CpuAttentionPlan(metadata, self._kv_pool, self._board, self._window, self._score_cap)
 
 
 class CpuAttentionPlan:
@@ -68,13 +67,13 @@ class CpuAttentionPlan:
         self,
         metadata: AttentionMetadata,
         kv_pool: KvPool,
-        threads: int,
+        board: int,
         window: int,
         score_cap: float | None,
     ) -> None:
         self._metadata = metadata
         self._kv_pool = kv_pool
-        self._threads = threads
+        self._board = board
         short = metadata.query_lengths <= (DECODE_QUERIES_MAX if score_cap is None else 0)
         self._rows = _decode_rows(metadata, np.flatnonzero(short), window)
         self._chunks = [
@@ -103,7 +102,7 @@ class CpuAttentionPlan:
                 self._rows,
                 self._metadata.kv_indices,
                 self._metadata.page_size,
-                self._threads,
+                self._board,
             )
             return
         layout = self._kv_pool.layout
@@ -115,7 +114,7 @@ class CpuAttentionPlan:
             self._rows,
             self._metadata.kv_indices,
             placement(layout),
-            self._threads,
+            self._board,
         )
 
 

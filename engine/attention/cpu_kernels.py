@@ -8,10 +8,11 @@ once each, and KV heads are never expanded. Four keys at a time share the load o
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from engine.native_math import F32, I32, I64, exp, inlined, kernel, parallel_kernel, part
+from engine.crew import share
+from engine.native_math import F32, I32, I64, exp, inlined, kernel, task
+from engine.native_memory import address_of, array_at
 
 _TILE = 128
 """Keys per tile. Longer K and V streams are better for the memory than scores that fit in L1."""
@@ -133,30 +134,55 @@ def _attend_rows(  # noqa: PLR0913
                 out[token, h * group + g] = sums[h, g] / weight_sum[h, g]
 
 
-@parallel_kernel
-def _attend_parallel(  # noqa: PLR0913
-    queries: F32, keys: F32, values: F32, out: F32, rows: I64,
-    pages: I32, page_size: int, threads: int,
+@task
+def _attend_part(arguments: int, index: int) -> int:
+    (
+        queries, tokens, heads, head_dim, keys, slots, kv_heads, values, out, rows, count, pages,
+        pages_count, page_size,
+    ) = array_at(arguments, 14, np.int64)  # fmt: skip
+    shape, pool = (tokens, heads, head_dim), (slots, kv_heads, head_dim)
+    _attend_rows(
+        array_at(queries, shape, np.float32),
+        array_at(keys, pool, np.float32),
+        array_at(values, pool, np.float32),
+        array_at(out, shape, np.float32),
+        array_at(rows, (count, 4), np.int64),
+        array_at(pages, pages_count, np.int32),
+        page_size,
+        index,
+        index + 1,
+    )
+    return 0
+
+
+@kernel
+def _attend(  # noqa: PLR0913
+    board: int, part: int, queries: F32, keys: F32, values: F32, out: F32, rows: I64,
+    pages: I32, page_size: int,
 ) -> None:  # fmt: skip
-    for index in numba.prange(threads):
-        start, stop = part(len(rows), index, threads)
-        _attend_rows(queries, keys, values, out, rows, pages, page_size, start, stop)
+    tokens, heads, head_dim = queries.shape
+    slots, kv_heads, _ = keys.shape
+    arguments = np.array([
+        address_of(queries), tokens, heads, head_dim, address_of(keys), slots, kv_heads,
+        address_of(values), address_of(out), address_of(rows), len(rows), address_of(pages),
+        len(pages), page_size,
+    ])  # fmt: skip
+    share(board, part, arguments, len(rows))
 
 
 def decode_attention(  # noqa: PLR0913
     queries: F32, keys: F32, values: F32, out: F32, rows: I64,
-    pages: I32, page_size: int, threads: int,
+    pages: I32, page_size: int, board: int,
 ) -> None:  # fmt: skip
     """Attention of some query tokens of queries [T, H, D] into the same rows of out [T, H, D].
 
     rows [n, 4]: the token (row of `queries`), the index in `pages` of its sequence's first page,
     the first position it sees, and the one after the last. keys, values: one layer's pool
-    [N_slot, H_kv, D].
+    [N_slot, H_kv, D]. Every array is contiguous. board: of the crew that shares the rows.
     """
-    if threads > 1 and len(rows) > 1:
-        _attend_parallel(queries, keys, values, out, rows, pages, page_size, threads)
-    else:
-        _attend_rows(queries, keys, values, out, rows, pages, page_size, 0, len(rows))
+    for array in (queries, keys, values, out, rows, pages):
+        assert array.flags.c_contiguous, "parts of the work get its address"
+    _attend(board, _attend_part.address, queries, keys, values, out, rows, pages, page_size)
 
 
 @kernel

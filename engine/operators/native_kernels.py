@@ -2,50 +2,103 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from engine.native_math import F32, I64, exp, inlined, kernel, parallel_kernel, part
+from engine.crew import share
+from engine.native_math import F32, I64, exp, inlined, kernel, task
+from engine.native_memory import array_at
+from engine.operators.dot_tile import LANES, dot_tile
 
-_COLUMNS = 4
-"""Weight rows taken together: each load of an input is used four times, and the four rows stay in
-L1 over all inputs, so that a weight comes from memory once."""
+_ROWS, _INPUTS = 3, 4
+"""Of a tile: twelve sums, three rows and an input fill the sixteen registers of AVX2."""
+_tile, _tile_of_3, _tile_of_2, _tile_of_1 = (dot_tile(_ROWS, n) for n in (_INPUTS, 3, 2, 1))
+_single = dot_tile(1, 1)
+_BLOCK_TOKENS = 64
+"""Inputs multiplied by a part of the weight before the next ones: together they stay in L2."""
+_PART_ELEMENTS = 32 * 1024
+"""Of a weight in one part of the work: long enough a stream for the memory, short enough that
+threads end together."""
+
+
+@inlined
+def _dot(row: F32, x: F32) -> np.float32:
+    """One stream through a weight is what memory likes best."""
+    total = np.float32(0)
+    for k in range(len(row)):
+        total += row[k] * x[k]
+    return total
+
+
+@inlined
+def _multiply(
+    inputs: int, weight: int, out: int, tokens: int, width: int, rows: int, out_step: int
+) -> None:
+    """out[t, n] = inputs[t] . weight[n] for t < tokens, n < rows; see `dot_tile`."""
+    row_bytes = 4 * width
+    whole = rows - rows % _ROWS
+    tiles = (tokens + _INPUTS - 1) // _INPUTS
+    # All tiles of these rows together ask for the next rows, once.
+    step = 4 * LANES * _ROWS // tiles
+    for n in range(0, whole, _ROWS):
+        row, column = weight + n * row_bytes, out + 4 * n
+        ahead = row + _ROWS * row_bytes
+        for t in range(0, tokens, _INPUTS):
+            x, place, left = inputs + t * row_bytes, column + 4 * t * out_step, tokens - t
+            if left >= _INPUTS:
+                _tile(row, x, width, place, out_step, ahead, step)
+            elif left == 3:
+                _tile_of_3(row, x, width, place, out_step, ahead, step)
+            elif left == 2:
+                _tile_of_2(row, x, width, place, out_step, ahead, step)
+            else:
+                _tile_of_1(row, x, width, place, out_step, ahead, step)
+            ahead += step * (width // LANES)
+    for n in range(whole, rows):
+        for t in range(tokens):
+            row, place = weight + n * row_bytes, out + 4 * (t * out_step + n)
+            _single(row, inputs + t * row_bytes, width, place, out_step, row, 0)
+
+
+@task
+def _linear_part(arguments: int, index: int) -> int:
+    inputs, weight, out, tokens, width, rows, part_rows = array_at(arguments, 7, np.int64)
+    start = index * part_rows
+    count = min(part_rows, rows - start)
+    if tokens == 1:
+        x = array_at(inputs, width, np.float32)
+        part = array_at(weight + 4 * start * width, (count, width), np.float32)
+        result = array_at(out + 4 * start, count, np.float32)
+        for n in range(count):
+            result[n] = _dot(part[n], x)
+        return 0
+    for t in range(0, tokens, _BLOCK_TOKENS):
+        _multiply(
+            inputs + 4 * t * width,
+            weight + 4 * start * width,
+            out + 4 * (t * rows + start),
+            min(_BLOCK_TOKENS, tokens - t),
+            width,
+            count,
+            rows,
+        )
+    return 0
+
+
+LINEAR_PART = _linear_part.address
 
 
 @kernel
-def linear_part(inputs: F32, weight: F32, out: F32, start: int, stop: int) -> None:
-    """out[:, start:stop] = inputs . weight[start:stop]^T."""
-    tokens, width = inputs.shape
-    whole = start + (stop - start) // _COLUMNS * _COLUMNS
-    if tokens == 1:
-        # One stream through the weight is what memory likes best.
-        whole = start
-    for n in range(start, whole, _COLUMNS):
-        row0, row1, row2, row3 = weight[n], weight[n + 1], weight[n + 2], weight[n + 3]
-        for t in range(tokens):
-            row = inputs[t]
-            dot0 = dot1 = dot2 = dot3 = np.float32(0)
-            for k in range(width):
-                x = row[k]
-                dot0 += x * row0[k]
-                dot1 += x * row1[k]
-                dot2 += x * row2[k]
-                dot3 += x * row3[k]
-            out[t, n], out[t, n + 1], out[t, n + 2], out[t, n + 3] = dot0, dot1, dot2, dot3
-    for n in range(whole, stop):
-        for t in range(tokens):
-            dot = np.float32(0)
-            for k in range(width):
-                dot += inputs[t, k] * weight[n, k]
-            out[t, n] = dot
+def linear(  # noqa: PLR0913
+    board: int, part: int, inputs: int, weight: int, out: int, tokens: int, width: int, rows: int
+) -> None:
+    """out [tokens, rows] = inputs [tokens, width] . weight [rows, width]^T, by a crew.
 
-
-@parallel_kernel
-def linear_parallel(inputs: F32, weight: F32, out: F32, threads: int) -> None:
-    """`linear_part` over all of `weight`, split by its rows."""
-    for index in numba.prange(threads):
-        start, stop = part(len(weight), index, threads)
-        linear_part(inputs, weight, out, start, stop)
+    part: `LINEAR_PART`, which is at another address in each process. The three arrays are given by
+    their addresses: this is called most often, and arrays would double what a call costs.
+    """
+    part_rows = max(1, _PART_ELEMENTS // (width * _ROWS)) * _ROWS
+    arguments = np.array([inputs, weight, out, tokens, width, rows, part_rows])
+    share(board, part, arguments, (rows + part_rows - 1) // part_rows)
 
 
 @kernel

@@ -1,43 +1,47 @@
 """The operators for float32 on a CPU: no dispatch, no intermediate tensors, weights as they lie.
 
 The linear kernel reads a weight in the file's own layout, so that weights stay mapped and shared.
-Measured (docs/decisions/0002-own-decoder.md) it is as fast as prepacked oneDNN up to 16 tokens; for
-long inputs MKL is faster, so those go to torch.
+It is as fast as memory or the multipliers allow (docs/decisions/0037-products-on-cpus.md) until
+inputs are so many that MKL's blocking pays.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from engine.operators import native_kernels
 
-_LINEAR_TOKENS_MAX = 32
+if TYPE_CHECKING:
+    from engine.crew import Crew
+
+_LINEAR_TOKENS_MAX = 128
 """Longer inputs go to torch."""
-_PARALLEL_WORK_MIN = 2**18
-"""Multiplications below which handing out work costs more than it saves."""
 
 
 class NativeOperators:
     """Implements `Operators`. Every tensor is contiguous float32 on the CPU."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self, crew: Crew) -> None:
+        self._board = crew.board
 
     def linear(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Operators.linear`."""
-        tokens = inputs.shape[0]
+        tokens, width = inputs.shape
         if tokens > _LINEAR_TOKENS_MAX:
             return functional.linear(inputs, weight, bias)
-        rows = weight.shape[0]
+        assert inputs.is_contiguous(), "a kernel reads them by their address"
+        assert weight.is_contiguous(), "a kernel reads it by its address"
+        rows = len(weight)
         out = torch.empty(tokens, rows)
-        arrays = inputs.numpy(), weight.numpy(), out.numpy()
-        if self._threads > 1 and tokens * weight.numel() >= _PARALLEL_WORK_MIN:
-            native_kernels.linear_parallel(*arrays, self._threads)
-        else:
-            native_kernels.linear_part(*arrays, 0, rows)
+        addresses = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
+        native_kernels.linear(
+            self._board, native_kernels.LINEAR_PART, *addresses, tokens, width, rows
+        )
         return out if bias is None else out.add_(bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from engine.crew import Crew
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from engine.operators.interface import Operators
 
 EPS = 1e-5
 
 
-@pytest.fixture(params=["torch", "native", pytest.param("threads", marks=pytest.mark.slow)])
-def operators(request: pytest.FixtureRequest) -> Operators:
+@pytest.fixture(params=["torch", "native", "threads"])
+def operators(request: pytest.FixtureRequest) -> Iterator[Operators]:
     torch.manual_seed(0)
-    match request.param:
-        case "torch":
-            return TorchOperators()
-        case "native":
-            return NativeOperators(1)
-        case _:
-            return NativeOperators(2)
+    if request.param == "torch":
+        yield TorchOperators()
+        return
+    with closing(Crew(1 if request.param == "native" else 2)) as crew:
+        yield NativeOperators(crew)
 
 
 def _norm(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -33,7 +35,7 @@ def _norm(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 32, 33])
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 7, 32, 65, 129])
 @pytest.mark.parametrize("rows", [1, 6, 64, 4099])
 def test_linear(operators: Operators, tokens: int, rows: int) -> None:
     inputs, weight = torch.randn(tokens, 96), torch.randn(rows, 96)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.crew import Crew
 from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
 from tests.support.kv_pools import layout_name, mha_layouts
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
+ALONE = Crew(1)
 
 MIXES = {
     "one decode": [(1, 1)],
@@ -64,7 +67,7 @@ def _check(
     layout: KvLayout,
     *,
     model_dtype: torch.dtype = torch.float32,
-    threads: int = 1,
+    crew: Crew = ALONE,
     tolerance: float = 1e-5,
     num_slots: int = 1024,
 ) -> None:
@@ -82,7 +85,7 @@ def _check(
     )
     metadata.check_invariants(num_slots // page_size + 1)
     queries = (2 * torch.randn(sum(counts), HEADS, HEAD_DIM)).to(model_dtype)
-    out = CpuAttention(pool, threads).plan(metadata).run(queries, 0)
+    out = CpuAttention(pool, crew).plan(metadata).run(queries, 0)
     assert out.shape == (sum(counts), HEADS * HEAD_DIM)
     assert out.dtype == model_dtype
     start = 0
@@ -133,7 +136,7 @@ def test_coarse_kv_changes_attention_by_no_more_than_its_rounding(layout: KvLayo
     pool.write(0, slots, keys, values)
     metadata = build_attention_metadata(rows.req_to_token.numpy(), [1], [1], [length], 4)
     queries = torch.randn(1, HEADS, HEAD_DIM)
-    out = CpuAttention(pool, 1).plan(metadata).run(queries, 0).view(HEADS, HEAD_DIM)
+    out = CpuAttention(pool, ALONE).plan(metadata).run(queries, 0).view(HEADS, HEAD_DIM)
     exact = _reference(queries, keys, values, length - 1)[0]
     read_keys, read_values = pool.read(0, slots)
     for head in range(HEADS):
@@ -153,8 +156,9 @@ def test_chunks_longer_than_the_tiles() -> None:
 
 @pytest.mark.slow
 def test_two_threads_equal_float64() -> None:
-    _check(MIXES["mixed"], _layout(16), threads=2)
-    _check(MIXES["mixed"], dataclasses.replace(_layout(16), dtype=KvDType.INT8), threads=2)
+    with closing(Crew(2)) as crew:
+        _check(MIXES["mixed"], _layout(16), crew=crew)
+        _check(MIXES["mixed"], dataclasses.replace(_layout(16), dtype=KvDType.INT8), crew=crew)
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -164,7 +168,7 @@ def test_large_scores_do_not_overflow() -> None:
     pool.write(0, slots, torch.tensor([-300.0, 300.0, 0.0]).view(3, 1, 1).expand(3, 1, 8),
                torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1).expand(3, 1, 8))  # fmt: skip
     metadata = build_attention_metadata(rows.req_to_token.numpy(), [1], [1], [3], 1)
-    plan = CpuAttention(pool, 1).plan(metadata)
+    plan = CpuAttention(pool, ALONE).plan(metadata)
     out = plan.run(torch.full((1, 1, 8), 300.0), 0)
     assert torch.equal(out, torch.full((1, 8), 2.0))
 

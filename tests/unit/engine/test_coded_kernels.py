@@ -9,6 +9,7 @@ import torch
 from engine.attention.coded_kernels import FORMATS, Placement, placement
 from engine.attention.cpu import CpuAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.crew import Crew
 from kvferry.config import KvArrangement, KvDType
 from mem_cache.layout import KvLayout
 from mem_cache.pool_choice import build_kv_pool
@@ -50,7 +51,7 @@ def test_attention_to_one_token_is_its_value(dtype: KvDType, arrangement: KvArra
     table = slots[:, None].astype(np.int32)
     ones = [1] * TOKENS
     metadata = build_attention_metadata(table, list(range(TOKENS)), ones, ones, 16)
-    out = CpuAttention(pool, 1).plan(metadata).run(torch.ones(TOKENS, 1, HEAD_DIM), 0)
+    out = CpuAttention(pool, Crew(1)).plan(metadata).run(torch.ones(TOKENS, 1, HEAD_DIM), 0)
     _, values = pool.read(0, torch.from_numpy(slots))
     torch.testing.assert_close(out, values[:, 0], rtol=0, atol=0, equal_nan=True)
 

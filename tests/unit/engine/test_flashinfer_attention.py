@@ -17,6 +17,7 @@ from engine.attention.flashinfer import (
     sequences_of,
 )
 from engine.attention.metadata import build_attention_metadata
+from engine.crew import Crew
 from engine.flashinfer_library import load_flashinfer
 from kvferry.config import KvArrangement, KvDType
 from kvferry.errors import ConfigError
@@ -95,7 +96,7 @@ def _check(
     queries = _queries(metadata, query_heads, dtype)
     before = queries.clone()
     plan = FlashInferAttention(_heads(pool, query_heads), window).plan(metadata)
-    expected = CpuAttention(pool, 1, window).plan(metadata)
+    expected = CpuAttention(pool, Crew(1), window).plan(metadata)
     for layer in range(2):
         found = plan.run(queries, layer)
         assert found.shape == (len(queries), query_heads * HEAD_DIM)

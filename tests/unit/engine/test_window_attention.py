@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.crew import Crew
 from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
 from tests.support.kv_pools import layout_name, mha_layouts
@@ -62,7 +63,7 @@ def _check(
     table = rows.req_to_token.numpy()
     metadata = build_attention_metadata(table, indices, counts, lengths, page_size)
     queries = 2 * torch.randn(sum(counts), HEADS, HEAD_DIM)
-    out = CpuAttention(pool, 1, window).plan(metadata).run(queries, 0)
+    out = CpuAttention(pool, Crew(1), window).plan(metadata).run(queries, 0)
     start = 0
     for row, (count, length) in enumerate(mix):
         part = slice(start, start + count)
@@ -103,6 +104,6 @@ def test_a_window_of_everything_changes_no_bit() -> None:
         )
     metadata = build_attention_metadata(rows.req_to_token.numpy(), [1, 2], [1, 30], [200, 200], 16)
     queries = torch.randn(31, HEADS, HEAD_DIM)
-    plain = CpuAttention(pool, 1).plan(metadata).run(queries, 0)
-    windowed = CpuAttention(pool, 1, 200).plan(metadata).run(queries, 0)
+    plain = CpuAttention(pool, Crew(1)).plan(metadata).run(queries, 0)
+    windowed = CpuAttention(pool, Crew(1), 200).plan(metadata).run(queries, 0)
     assert torch.equal(plain, windowed)

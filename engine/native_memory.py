@@ -1,0 +1,113 @@
+"""Memory by its address, for kernels that several threads run: arrays, atomic words, calls.
+
+What threads hand to each other is 64-bit words at addresses, since machine code that waits without
+the interpreter's lock can take no Python object. Operations are sequentially consistent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import extending, types
+
+from engine.native_math import inlined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+_WORD = ir.IntType(64)
+_ORDER = "seq_cst"
+_Emit = tuple[Any, "Callable[..., Any]"]
+
+
+def intrinsic(function: Callable[..., _Emit]) -> Callable[..., Any]:
+    """For kernels: what `function` says of the types of a call, and which instructions it emits."""
+    return cast("Callable[..., Any]", extending.intrinsic(function))
+
+
+def library_function(name: str, signature: Any) -> Callable[..., Any]:
+    """A function of the C library, for kernels."""
+    return cast("Callable[..., Any]", types.ExternalFunction(name, signature))
+
+
+@inlined
+def address_of(array: NDArray[Any]) -> Any:
+    """Of its first element, signed: mixed with others, an unsigned number makes floats of all."""
+    return np.int64(array.ctypes.data)
+
+
+@inlined
+def array_at(address: int, shape: Any, element: type) -> Any:
+    """The contiguous array at an address; `element`: a type as `np.float32`."""
+    return numba.carray(_pointer(address, element), shape)  # type: ignore[attr-defined]
+
+
+@intrinsic
+def _pointer(_: Any, address: Any, element: Any) -> _Emit:
+    result = types.CPointer(element.instance_type)  # type: ignore[no-untyped-call]
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return result(types.int64, element), emit
+
+
+@intrinsic
+def load(_: Any, address: Any) -> _Emit:
+    """The word at an address."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_word_at(builder, arguments[0]), _ORDER, 8)
+
+    return types.int64(types.int64), emit
+
+
+@intrinsic
+def store(_: Any, address: Any, value: Any) -> _Emit:
+    """Put a word at an address."""
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], _word_at(builder, arguments[0]), _ORDER, 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), emit
+
+
+@intrinsic
+def add(_: Any, address: Any, value: Any) -> _Emit:
+    """Add to the word at an address; the word before."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("add", _word_at(builder, arguments[0]), arguments[1], _ORDER)
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
+def exchange(_: Any, address: Any, value: Any) -> _Emit:
+    """Put a word at an address; the word before."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("xchg", _word_at(builder, arguments[0]), arguments[1], _ORDER)
+
+    return types.int64(types.int64, types.int64), emit
+
+
+@intrinsic
+def call(_: Any, function: Any, arguments: Any, index: Any) -> _Emit:
+    """Call the machine code at an address, an `engine.native_math.task`."""
+    kind = ir.FunctionType(_WORD, [_WORD, _WORD]).as_pointer()
+
+    def emit(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+        return builder.call(builder.inttoptr(values[0], kind), values[1:])
+
+    return types.int64(types.int64, types.int64, types.int64), emit
+
+
+def _word_at(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, _WORD.as_pointer())
