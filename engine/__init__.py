@@ -1,6 +1,6 @@
 """The model: from token ids and KV slots to the next token of every sequence.
 
-May import: `mem_cache`, `kvferry`, torch, numba. Never `kv_transfer`, a role, or Ray.
+May import: `mem_cache`, `kvferry`, torch, numba and its llvmlite. Never `kv_transfer`, a role, Ray.
 
 Reading order. The loop: `request` (a sequence and its stages), `admission` (who may take KV),
 `holding` (KV that goes back and gives way), `scheduler` (what the next step computes), `engine`
@@ -10,5 +10,6 @@ its layers consist of), `forward_batch` (what one step computes), `attention.met
 lies), `decoder` (the computation) over `decoder_layer` and `mlp`, `tensor_parallel` and
 `tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
 `cuda_model_runner` (the same on a GPU) over `cuda_graphs` and `cuda_device`,
-`constraint` (what a grammar lets come next), `sampler` (the choice of the token).
+`crew` (threads that share the work of a step), `constraint` (what a grammar lets come next),
+`sampler` (the choice of the token).
 """
