@@ -17,7 +17,7 @@ def loaded(statement: str, listed: str = LISTED) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=120,
     )
     return result.stdout.strip()
 
