@@ -84,8 +84,8 @@ TREE_MUTANTS = (
         "first-page-decides",
         "An edge is compared whole, not only by the page that finds it.",
         _TREE,
-        "if not key.startswith(child.key, offset):",
-        "if len(child.key) > len(key) - offset:",
+        "if not key.startswith(child.key, offset):\n                child = self._split(",
+        "if len(child.key) > len(key) - offset:\n                child = self._split(",
         _TREE_TESTS,
     ),
     Mutant(
