@@ -152,7 +152,9 @@ class _Subscription:
         """
         while True:
             try:
-                batch = await asyncio.wait_for(self._queue.get(), WRITER_CHECK_INTERVAL_S)
+                # Not `wait_for`, which loses a cancellation that comes together with a batch.
+                async with asyncio.timeout(WRITER_CHECK_INTERVAL_S):
+                    batch = await self._queue.get()
             except TimeoutError:
                 if is_alive():
                     continue

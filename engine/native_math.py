@@ -1,6 +1,7 @@
 """What the native kernels share: types, decorators, and an exponential that vectorizes.
 
-Numba's cache of a kernel does not notice changes in here: after one, delete `__pycache__`.
+Numba's cache of a kernel does not notice changes of what is written as LLVM instructions
+(`engine.native_memory`, `engine.operators.dot_tile`): after one, delete `__pycache__`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from kvferry.code_digest import name_by_content
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FunctionType
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -32,6 +36,7 @@ _EXP_LIMIT = np.float32(87.0)
 
 def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile a function called from Python; the machine code is cached on disk."""
+    name_by_content(cast("FunctionType", function), sorted(_FASTMATH))
     return _compile(function, cache=True, nogil=True)
 
 
@@ -46,6 +51,7 @@ def task(function: Callable[[int, int], int]) -> Task:
 
     It returns 0, and raises nothing: who calls it cannot handle an exception.
     """
+    name_by_content(cast("FunctionType", function), sorted(_FASTMATH))
     decorate = numba.cfunc(
         "int64(int64, int64)", cache=True, fastmath=_FASTMATH, error_model="numpy"
     )

@@ -166,24 +166,25 @@ class AttemptRunner:
         ticket = self._fleet.dispatch(
             route, progress.kv_tokens, work.samples_left, goes_first=work.goes_first
         )
-        client = self._fleet.client(route.decode.worker_id)
-        remaining_s = max(0.0, control.deadline - self._clock.now())
-        stream = client.generate(work, remaining_s)
-        control.attach(stream)
+        with contextlib.ExitStack() as ending:
+            ending.callback(self._fleet.end, ticket)
+            client = self._fleet.client(route.decode.worker_id)
+            remaining_s = max(0.0, control.deadline - self._clock.now())
+            stream = client.generate(work, remaining_s)
+            needless = RequestCancelled("the router needs no more of this attempt")
+            ending.callback(stream.abort, needless)
+            control.attach(stream)
 
-        async def read() -> AttemptOutput:
-            output = await stream.read()
-            if output is None:
-                raise WorkerUnavailable(f"worker {route.decode.worker_id} ended without a finish")
-            if output.tokens:
-                self._fleet.prefilled(ticket)
-            return output
+            async def read() -> AttemptOutput:
+                output = await stream.read()
+                if output is None:
+                    worker_id = route.decode.worker_id
+                    raise WorkerUnavailable(f"worker {worker_id} ended without a finish")
+                if output.tokens:
+                    self._fleet.prefilled(ticket)
+                return output
 
-        try:
             yield read
-        finally:
-            stream.abort(RequestCancelled("the router needs no more of this attempt"))
-            self._fleet.end(ticket)
 
 
 def _log_failure(
