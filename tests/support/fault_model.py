@@ -140,9 +140,8 @@ class FaultRunner(DigestRunner):
             if self._on_layers is not None and layer + 1 < LAYERS:
                 self._on_layers(layer + 1)
 
-    def _read(self, meta, sequence) -> list[int]:
+    def _read(self, meta, sequence, length) -> list[int]:
         pages = meta.kv_indices[meta.kv_indptr[sequence] : meta.kv_indptr[sequence + 1]]
-        length = int(meta.kv_lengths[sequence])
         within = np.arange(self._page_size)
         slots = (np.asarray(pages)[:, None].astype(np.int64) * self._page_size + within).reshape(-1)
         read = torch.stack(
