@@ -213,7 +213,7 @@ def _draw_ranked(
     total = scores.double().logsumexp(dim=-1, keepdim=True)
     while True:
         count = min(wanted, vocab_size)
-        best, ids = scores.topk(count, dim=-1)
+        best, ids = _most_likely(scores, count)
         within_k = torch.arange(count)[None, :] < limit
         mass = torch.exp(best.double() - total) * within_k
         # What top-k keeps is the distribution that top-p looks at.
@@ -226,6 +226,25 @@ def _draw_ranked(
     nucleus = probabilities * (reached - probabilities < top_p)
     picked = _invert(_apply_min_p(nucleus, params), uniforms)
     return ids.gather(1, picked[:, None])[:, 0]
+
+
+def _most_likely(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` highest of scores [S, V] and their ids, [S, count] each, best first.
+
+    Of equal ones the lowest id comes first: `topk` orders them by what else is in the batch.
+    """
+    _, ids = scores.topk(count, dim=-1)
+    ids = ids.sort(dim=-1).values
+    best, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, order)
+    least = best[:, -1:]
+    # Which of those that equal the last one are among them is chance, too. What is ruled out is
+    # never drawn, whatever its place.
+    unsure = ((scores >= least).sum(dim=-1) > count) & (least[:, 0] > -torch.inf)
+    if bool(unsure.any()):
+        ranked = scores[unsure].sort(dim=-1, descending=True, stable=True)
+        best[unsure], ids[unsure] = ranked.values[:, :count], ranked.indices[:, :count]
+    return best, ids
 
 
 def _apply_min_p(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
@@ -263,7 +282,7 @@ def _with_logprobs(
     at = torch.tensor([tokens[index] for index in wanted])
     of_chosen = logprobs.gather(1, at[:, None])[:, 0].tolist()
     most = max(count for count in asked.values() if count is not None)
-    best, ids = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
+    best, ids = _most_likely(logprobs, min(most, logprobs.shape[1]))
     best_lists, id_lists = best.tolist(), ids.tolist()
     out = [OutputToken(token) for token in tokens]
     for place, index in enumerate(wanted):

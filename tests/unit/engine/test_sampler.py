@@ -145,6 +145,28 @@ def test_a_row_is_the_same_in_any_batch() -> None:
     assert together == alone == backwards
 
 
+@pytest.mark.parametrize("params", [{"top_p": 0.5}, {"top_k": 7}, {"top_k": 3, "top_p": 0.9}])
+@pytest.mark.parametrize("levels", [1, 2, 100])
+def test_equal_logits_are_ordered_by_their_ids_in_any_batch(
+    params: dict[str, Any], levels: int
+) -> None:
+    logits = torch.arange(3 * 2000).view(3, -1) * 7919 % 6007 // 61 % levels / 10.0
+    rows = [_row(seed=seed, **each) for seed, each in enumerate([params, {"top_k": 1}, params])]
+    together = sample(logits, rows)
+    for index, row in enumerate(rows):
+        assert sample(logits[index : index + 1], [row]) == together[index : index + 1]
+    assert together[1].token_id == int(logits[1].argmax())
+
+
+def test_the_most_likely_of_equal_ones_are_the_first() -> None:
+    logits = torch.zeros(1, 2000)
+    logits[0, [1500, 300, 700]] = 1.0
+    row = _row(logprobs=5)
+    (token,) = sample(logits, [row])
+    assert token.logprobs is not None
+    assert [token_id for token_id, _ in token.logprobs.top] == [300, 700, 1500, 0, 1]
+
+
 def test_a_seed_gives_the_same_and_positions_differ() -> None:
     logits = _logits().expand(64, -1)
     by_position = [_row(tuple([5] * length), seed=3) for length in range(64)]
