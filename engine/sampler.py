@@ -234,6 +234,8 @@ def _most_likely(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.
     Of equal ones the lowest id comes first: `topk` orders them by what else is in the batch.
     """
     _, ids = scores.topk(count, dim=-1)
+    if count == 0:
+        return scores[:, :0], ids
     ids = ids.sort(dim=-1).values
     best, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(1, order)

@@ -158,6 +158,12 @@ def test_equal_logits_are_ordered_by_their_ids_in_any_batch(
     assert together[1].token_id == int(logits[1].argmax())
 
 
+def test_the_chosen_tokens_logprob_alone_may_be_asked_for() -> None:
+    (token,) = sample(_logits()[None], [_row(logprobs=0)])
+    assert token.logprobs is not None
+    assert token.logprobs.top == ()
+
+
 def test_the_most_likely_of_equal_ones_are_the_first() -> None:
     logits = torch.zeros(1, 2000)
     logits[0, [1500, 300, 700]] = 1.0
