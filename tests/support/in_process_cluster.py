@@ -77,6 +77,8 @@ class InProcessCluster:
         )
         self._run(self.router.start())
         self._run(self.router.set_membership(Membership(1, tuple(self.infos))))
+        # The router does not wait long for workers that are slow to answer on a busy machine.
+        wait_until("workers answer", self._all_answer)
         self.doors = DoorSettings(self.router, RequestMetrics(self.router, MonotonicClock()))
         self._server, port = self._run(serve(self.doors, ("127.0.0.1", 0)))
         self.address = f"127.0.0.1:{port}"
@@ -84,6 +86,9 @@ class InProcessCluster:
         self.stub = inference_pb2_grpc.InferenceStub(self._channel)
         self.admin = inference_pb2_grpc.AdminStub(self._channel)
         return self
+
+    def _all_answer(self) -> bool:
+        return all(worker.is_reachable for worker in self.router.fleet.summaries())
 
     def __exit__(self, *exc: object) -> None:
         self._channel.close()
