@@ -51,11 +51,8 @@ def _ask_all(cluster: InProcessCluster, stop: Sequence[str]) -> list[Answer]:
     return [*plain, *cut, *samples]
 
 
-@pytest.mark.parametrize(
-    "roles",
-    [(Role.PREFILL, Role.DECODE), pytest.param((Role.BOTH,), marks=pytest.mark.slow)],
-    ids=["pair", "both"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("roles", [(Role.PREFILL, Role.DECODE), (Role.BOTH,)], ids=["pair", "both"])
 def test_answers_texts_and_usage_are_those_of_a_cluster_without_drafts(
     roles: tuple[Role, ...],
 ) -> None:
