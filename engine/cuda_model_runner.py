@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from engine.attention.flashinfer import (
@@ -19,12 +18,11 @@ from engine.attention.flashinfer import (
     StaticDecodeAttention,
 )
 from engine.attention.layered import LayeredAttention
-from engine.attention.metadata import build_attention_metadata
 from engine.cuda_device import CudaDevice
 from engine.cuda_graphs import DecodeGraphs, PreparedAttention, StepParts, graph_sizes
 from engine.decoder import Decoder
 from engine.flashinfer_library import load_flashinfer
-from engine.forward_batch import ForwardBatch
+from engine.forward_batch import ForwardBatch, dummy_batch
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.flashinfer_operators import FlashInferOperators
 from engine.tensor_parallel import SoleRank
@@ -112,7 +110,7 @@ class CudaModelRunner:
     def warm_up(self) -> None:
         """Load the kernels, and record the graphs. Writes to the dummy page only."""
         for tokens in _WARM_UP_TOKENS:
-            self.forward(_dummy_batch(tokens, self._kv_pool.layout.page_size))
+            self.forward(dummy_batch(tokens, self._kv_pool.layout.page_size))
         self._graphs.capture()
 
     def close(self) -> None:
@@ -143,16 +141,4 @@ def build_cuda_runner(
     device = CudaDevice()
     return CudaModelRunner(
         directory, kv_pool, dtype, graph_sizes(running_max), device, load_flashinfer()
-    )
-
-
-def _dummy_batch(tokens: int, page_size: int) -> ForwardBatch:
-    """A sequence all of whose pages are the dummy page."""
-    slots = np.arange(tokens, dtype=np.int32) % page_size
-    return ForwardBatch(
-        token_ids=torch.zeros(tokens, dtype=torch.int64),
-        positions=torch.arange(tokens),
-        out_slots=torch.from_numpy(slots.astype(np.int64)),
-        attention=build_attention_metadata(slots[None], [0], [tokens], [tokens], page_size),
-        logits_at=torch.tensor([tokens - 1]),
     )

@@ -73,6 +73,18 @@ def build_forward_batch(
     )
 
 
+def dummy_batch(tokens: int, page_size: int) -> ForwardBatch:
+    """A sequence all of whose pages are page 0, which nobody owns: for warming up."""
+    slots = np.arange(tokens, dtype=np.int32) % page_size
+    return ForwardBatch(
+        token_ids=torch.zeros(tokens, dtype=torch.int64),
+        positions=torch.arange(tokens),
+        out_slots=torch.from_numpy(slots.astype(np.int64)),
+        attention=build_attention_metadata(slots[None], [0], [tokens], [tokens], page_size),
+        logits_at=torch.tensor([tokens - 1]),
+    )
+
+
 def _logits_at(
     sequences: Sequence[SequenceStep], metadata: AttentionMetadata
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

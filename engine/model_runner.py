@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.layered import LayeredAttention
-from engine.attention.metadata import build_attention_metadata
 from engine.crew import Crew
 from engine.decoder import Decoder
-from engine.forward_batch import ForwardBatch
+from engine.forward_batch import dummy_batch
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.attention.backend import AttentionBackend
+    from engine.forward_batch import ForwardBatch
     from engine.operators.interface import Operators
     from engine.tensor_parallel import Collective
     from mem_cache.kv_pool import KvPool
@@ -74,7 +73,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""
         for tokens in (1, DECODE_QUERIES_MAX + 1):
-            self.forward(_dummy_batch(tokens))
+            self.forward(dummy_batch(tokens, page_size=1))
 
     def close(self) -> None:
         """End the threads of the other ranks and of the crew, if there are any. From any thread."""
@@ -108,15 +107,3 @@ def _choose_operators(dtype: DType, crew: Crew) -> Operators:
     if dtype is DType.FLOAT32:
         return NativeOperators(crew)
     return TorchOperators()
-
-
-def _dummy_batch(tokens: int) -> ForwardBatch:
-    """A sequence all of whose tokens lie in slot 0."""
-    req_to_token = np.zeros((1, tokens), dtype=np.int32)
-    return ForwardBatch(
-        token_ids=torch.zeros(tokens, dtype=torch.int64),
-        positions=torch.arange(tokens),
-        out_slots=torch.zeros(tokens, dtype=torch.int64),
-        attention=build_attention_metadata(req_to_token, [0], [tokens], [tokens], page_size=1),
-        logits_at=torch.tensor([tokens - 1]),
-    )
