@@ -82,13 +82,14 @@ class Decoder:
         longest = int(batch.attention.kv_lengths.max())
         assert longest <= len(self._ropes[0]), "a position beyond the model's context"
         ops, eps, collective = self._operators, self._spec.rms_eps, self._collective
+        adapted = batch.adapted
         plan = self._attention.plan(batch.attention)
         residual = self._embed(batch.token_ids)
         normed = ops.rms_norm(residual, self._layers[0].attention_norm, eps)
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv.apply(ops, normed)
+            qkv = layer.qkv.apply(ops, normed, adapted)
             attended = plan.run(self._rotate_and_write(qkv, batch, kv_pool, index), index)
-            projected = layer.output.apply(ops, attended)
+            projected = layer.output.apply(ops, attended, adapted)
             collective.all_reduce(projected)
             # Only now: a rank takes part in this sum when it has written its heads of the layer,
             # so that its end is the first that this one knows of the K/V of all the others.
@@ -97,7 +98,7 @@ class Decoder:
             if layer.attention_output_norm is not None:
                 projected = ops.rms_norm(projected, layer.attention_output_norm, eps)
             normed = ops.add_rms_norm(residual, projected, layer.mlp_norm, eps)
-            projected = layer.mlp.forward(ops, normed)
+            projected = layer.mlp.forward(ops, normed, adapted)
             collective.all_reduce(projected)
             if layer.mlp_output_norm is not None:
                 projected = ops.rms_norm(projected, layer.mlp_output_norm, eps)

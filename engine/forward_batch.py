@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.attention.metadata import AttentionMetadata, build_attention_metadata
+from engine.lora import AdapterRows
+from kvferry.ids import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvferry.ids import TokenIds
+    from numpy.typing import NDArray
+
+    from kvferry.ids import AdapterId, TokenIds
     from mem_cache.req_to_token_pool import ReqToTokenPool
 
 
@@ -32,11 +37,14 @@ class SequenceStep:
     draft_len: int = 0
     """How many of the new tokens are a draft: with `wants_logits`, those of each of these and of
     the one before are wanted."""
+    adapter: AdapterId = NO_ADAPTER
+    """What all of its tokens are computed with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The tokens of all sequences one after the other; T tokens, R rows of logits."""
+    """The tokens of all sequences one after the other, those of one adapter together; T tokens, R
+    rows of logits."""
 
     token_ids: torch.Tensor
     """int64 [T]."""
@@ -46,7 +54,10 @@ class ForwardBatch:
     """int64 [T], where each token's KV is written."""
     attention: AttentionMetadata
     logits_at: torch.Tensor
-    """int64 [R], the tokens whose logits are wanted, in the order of the sequences."""
+    """int64 [R], the tokens whose logits are wanted, in the order in which the sequences were
+    given."""
+    adapted: tuple[AdapterRows, ...] = ()
+    """Those that are computed with an adapter."""
 
 
 def build_forward_batch(
@@ -54,6 +65,23 @@ def build_forward_batch(
 ) -> ForwardBatch:
     """Lay out a step. The rows must hold slots for every new token already."""
     assert sequences, "a step has at least one sequence"
+    if not any(sequence.adapter for sequence in sequences):
+        return _lay_out(sequences, rows, page_size)
+    order = sorted(range(len(sequences)), key=lambda at: sequences[at].adapter)
+    ordered = [sequences[at] for at in order]
+    batch = _lay_out(ordered, rows, page_size)
+    ends = np.empty(len(order), dtype=np.int32)
+    ends[order] = batch.attention.qo_indptr[1:]
+    return replace(
+        batch,
+        logits_at=torch.from_numpy(_logits_at(sequences, ends)),
+        adapted=_adapted(ordered, batch.attention),
+    )
+
+
+def _lay_out(
+    sequences: Sequence[SequenceStep], rows: ReqToTokenPool, page_size: int
+) -> ForwardBatch:
     req_to_token = rows.req_to_token.numpy()
     counts = [len(sequence.token_ids) for sequence in sequences]
     starts = [sequence.prefix_len for sequence in sequences]
@@ -69,7 +97,7 @@ def build_forward_batch(
         positions=torch.from_numpy(positions),
         out_slots=torch.from_numpy(out_slots),
         attention=metadata,
-        logits_at=torch.from_numpy(_logits_at(sequences, metadata)),
+        logits_at=torch.from_numpy(_logits_at(sequences, metadata.qo_indptr[1:])),
     )
 
 
@@ -85,13 +113,23 @@ def dummy_batch(tokens: int, page_size: int) -> ForwardBatch:
     )
 
 
-def _logits_at(
+def _adapted(
     sequences: Sequence[SequenceStep], metadata: AttentionMetadata
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    ends = metadata.qo_indptr[1:].tolist()
+) -> tuple[AdapterRows, ...]:
+    adapted: list[AdapterRows] = []
+    bounds = zip(sequences, pairwise(metadata.qo_indptr.tolist()), strict=True)
+    for adapter, group in groupby(bounds, key=lambda bound: bound[0].adapter):
+        if adapter != NO_ADAPTER:
+            rows = [span for _, span in group]
+            adapted.append(AdapterRows(adapter, slice(rows[0][0], rows[-1][1])))
+    return tuple(adapted)
+
+
+def _logits_at(sequences: Sequence[SequenceStep], ends: NDArray[np.int32]) -> NDArray[np.int64]:
+    """`ends`: where each sequence ends in the batch."""
     wanted = [
         at
-        for sequence, end in zip(sequences, ends, strict=True)
+        for sequence, end in zip(sequences, ends.tolist(), strict=True)
         if sequence.wants_logits
         for at in range(end - 1 - sequence.draft_len, end)
     ]

@@ -16,6 +16,7 @@ from engine.layer_spec import Activation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.lora import AdapterRows
     from engine.operators.interface import Operators
     from engine.projection import Projection
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 class Mlp(Protocol):
     """One layer's, with its weights."""
 
-    def forward(self, operators: Operators, inputs: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, hidden], a new tensor."""
+    def forward(
+        self, operators: Operators, inputs: torch.Tensor, adapted: Sequence[AdapterRows] = ()
+    ) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden], a new tensor. `adapted`: see `Projection.apply`."""
         ...
 
 
@@ -36,9 +39,11 @@ class GatedMlp:
     down: Projection
     activation: Activation
 
-    def forward(self, operators: Operators, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, operators: Operators, inputs: torch.Tensor, adapted: Sequence[AdapterRows] = ()
+    ) -> torch.Tensor:
         """See `Mlp.forward`."""
-        gate_up = self.gate_up.apply(operators, inputs)
+        gate_up = self.gate_up.apply(operators, inputs, adapted)
         match self.activation:
             case Activation.SILU:
                 gated = operators.silu_and_mul(gate_up)
@@ -46,7 +51,7 @@ class GatedMlp:
                 gated = operators.gelu_tanh_and_mul(gate_up)
             case _:
                 assert_never(self.activation)
-        return self.down.apply(operators, gated)
+        return self.down.apply(operators, gated, adapted)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +71,8 @@ class SharedExpert:
 class MixtureOfExperts:
     """Implements `Mlp`: each token goes through the `per_token` experts that the router likes best.
 
-    Tokens are sorted by expert, so that an expert's are one product.
+    Tokens are sorted by expert, so that an expert's are one product. Experts have no adapters
+    (`engine.lora_targets`).
     """
 
     router: Projection
@@ -75,7 +81,9 @@ class MixtureOfExperts:
     normalised: bool
     shared: SharedExpert | None
 
-    def forward(self, operators: Operators, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, operators: Operators, inputs: torch.Tensor, adapted: Sequence[AdapterRows] = ()
+    ) -> torch.Tensor:
         """See `Mlp.forward`."""
         chosen, shares = self._route(operators, inputs)
         flat = chosen.flatten()

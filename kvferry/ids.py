@@ -21,6 +21,13 @@ Attempt = NewType("Attempt", int)
 ExtraKey = NewType("ExtraKey", str)
 """Requests with different extra keys (adapter, tenant salt...) never share KV; "" shares."""
 
+AdapterId = NewType("AdapterId", str)
+"""A LoRA adapter, by a digest of its files: what a name means may change. See
+`kvferry.adapter_identity`."""
+
+NO_ADAPTER = AdapterId("")
+"""The model as it is."""
+
 TokenIds: TypeAlias = NDArray[np.int32]
 """1-D array of token ids."""
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from engine.forward_batch import SequenceStep, build_forward_batch
+from engine.lora import AdapterRows
+from kvferry.ids import AdapterId
 from tests.support.paged_kv import make_rows
 
 
@@ -55,3 +57,25 @@ def test_no_sequence_may_want_logits() -> None:
 def test_an_empty_step_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         build_forward_batch([], make_rows(1, 1), 1)
+
+
+def test_tokens_of_one_adapter_lie_together_and_logits_come_as_sequences_were_given() -> None:
+    two, one = AdapterId("two"), AdapterId("one")
+    steps = [
+        SequenceStep(1, _ids(1), prefix_len=8, wants_logits=True, adapter=two),
+        SequenceStep(2, _ids(2, 3), prefix_len=4, wants_logits=True, draft_len=1),
+        SequenceStep(3, _ids(4, 5, 6), prefix_len=0, wants_logits=False, adapter=one),
+        SequenceStep(1, _ids(7), prefix_len=9, wants_logits=True, adapter=two),
+        SequenceStep(2, _ids(8), prefix_len=6, wants_logits=True),
+    ]
+    batch = build_forward_batch(steps, make_rows(4, 3), 4)
+    assert batch.token_ids.tolist() == [2, 3, 8, 4, 5, 6, 1, 7]
+    assert batch.positions.tolist() == [4, 5, 6, 0, 1, 2, 8, 9]
+    assert batch.logits_at.tolist() == [6, 0, 1, 7, 2]
+    assert batch.adapted == (AdapterRows(one, slice(3, 6)), AdapterRows(two, slice(6, 8)))
+
+
+def test_without_adapters_nothing_moves() -> None:
+    steps = [SequenceStep(row, _ids(row), prefix_len=0, wants_logits=True) for row in (2, 1)]
+    batch = build_forward_batch(steps, make_rows(4, 2), 4)
+    assert (batch.token_ids.tolist(), batch.adapted) == ([2, 1], ())
