@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.decoder_layer import LayerLoader
+from engine.lora_weights import NO_ADAPTERS
 from engine.rope import rope_table
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from engine.attention.backend import AttentionBackend
     from engine.forward_batch import ForwardBatch
+    from engine.lora_weights import LoraAdapters
     from engine.model_spec import ModelSpec
     from engine.operators.interface import Operators
     from engine.projection import Projection
@@ -37,8 +39,9 @@ class Decoder:
         operators: Operators,
         attention: AttentionBackend,
         collective: Collective,
+        adapters: LoraAdapters = NO_ADAPTERS,
     ) -> None:
-        """`spec`: of this rank (`ModelSpec.of_rank`); `weights`: of the whole model.
+        """`spec`: of this rank (`ModelSpec.of_rank`); `weights`, `adapters`: of the whole model.
 
         Raises `ConfigError` naming a tensor that is missing, misshapen, or of no use to the model.
         """
@@ -46,7 +49,7 @@ class Decoder:
         self._collective = collective
         self._operators = operators
         self._attention = attention
-        loader = LayerLoader(spec, weights, collective.shard)
+        loader = LayerLoader(spec, weights, collective.shard, adapters)
         self._layers = [loader.load(layer) for layer in range(spec.num_layers)]
         self._final_norm = loader.norm("model.norm", spec.hidden_size)
         # What token ids index must have a row for each: a missing one would end the engine.

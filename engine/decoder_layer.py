@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.lora_weights import NO_ADAPTERS
 from engine.mlp import GatedMlp, MixtureOfExperts, SharedExpert
 from engine.projection import Projection
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.layer_spec import Experts
+    from engine.lora_weights import LoraAdapters
     from engine.mlp import Mlp
     from engine.model_spec import ModelSpec
     from engine.tensor_parallel import Shard
@@ -50,11 +52,18 @@ class DecoderLayer:
 class LayerLoader:
     """Reads layers of a model. Raises `ConfigError` for a tensor that is missing or misshapen."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, shard: Shard) -> None:
-        """`spec`: of the rank; `weights`: of the whole model."""
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        shard: Shard,
+        adapters: LoraAdapters = NO_ADAPTERS,
+    ) -> None:
+        """`spec`: of the rank; `weights` and `adapters`: of the whole model."""
         self._spec = spec
         self._weights = weights
         self._shard = shard
+        self._adapters = adapters
 
     def load(self, layer: int) -> DecoderLayer:
         """All of a layer."""
@@ -103,7 +112,8 @@ class LayerLoader:
         rows = qkv.weight.new_ones(len(qkv.weight))
         rows[: spec.num_heads * spec.head_dim] = factor
         bias = None if qkv.bias is None else qkv.bias * rows
-        return Projection(qkv.weight * rows[:, None], bias)
+        updates = {adapter: update.scaled(rows) for adapter, update in qkv.updates.items()}
+        return Projection(qkv.weight * rows[:, None], bias, updates)
 
     def _query_factor(self) -> float:
         """That makes the scores right: attention scales them by 1 / sqrt(head_dim)."""
@@ -163,19 +173,21 @@ class LayerLoader:
             if biased:
                 self._weights.require(f"{module}.bias", (whole,))
         weight = self._weights.fused([f"{module}.weight" for module in modules], self._shard)
+        updates = self._adapters.inward(modules, rows, self._shard)
         if not biased:
-            return Projection(weight)
+            return Projection(weight, updates=updates)
         biases = [f"{module}.bias" for module in modules]
-        return Projection(weight, self._weights.fused(biases, self._shard))
+        return Projection(weight, self._weights.fused(biases, self._shard), updates)
 
     def _outward(self, module: str, columns: int, *, biased: bool) -> Projection:
         """From this rank's `columns` to its summand of what is added to the residual."""
         hidden = self._spec.hidden_size
         self._weights.require(f"{module}.weight", (hidden, columns * self._shard.ranks))
         weight = self._weights.columns(f"{module}.weight", self._shard)
+        updates = self._adapters.outward(module, self._shard)
         if not biased:
-            return Projection(weight)
+            return Projection(weight, updates=updates)
         self._weights.require(f"{module}.bias", (hidden,))
         bias = self._weights.tensor(f"{module}.bias")
         # The summands' sum has it once.
-        return Projection(weight, bias if self._shard.rank == 0 else None)
+        return Projection(weight, bias if self._shard.rank == 0 else None, updates)

@@ -72,7 +72,7 @@ class MixtureOfExperts:
     """Implements `Mlp`: each token goes through the `per_token` experts that the router likes best.
 
     Tokens are sorted by expert, so that an expert's are one product. Experts have no adapters
-    (`engine.lora_targets`).
+    (`engine.lora_weights`).
     """
 
     router: Projection

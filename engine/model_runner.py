@@ -11,6 +11,7 @@ from engine.attention.layered import LayeredAttention
 from engine.crew import Crew
 from engine.decoder import Decoder
 from engine.forward_batch import dummy_batch
+from engine.lora_weights import NO_ADAPTERS
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from engine.attention.backend import AttentionBackend
     from engine.forward_batch import ForwardBatch
+    from engine.lora_weights import LoraAdapters
     from engine.operators.interface import Operators
     from engine.tensor_parallel import Collective
     from mem_cache.kv_pool import KvPool
@@ -36,8 +38,15 @@ class ModelRunner:
     spec: ModelSpec
     """Of the whole model."""
 
-    def __init__(self, directory: Path, *kv_pools: KvPool, threads: int, dtype: DType) -> None:
-        """`kv_pools`: one per tensor-parallel rank.
+    def __init__(
+        self,
+        directory: Path,
+        *kv_pools: KvPool,
+        threads: int,
+        dtype: DType,
+        adapters: LoraAdapters = NO_ADAPTERS,
+    ) -> None:
+        """`kv_pools`: one per tensor-parallel rank. `adapters`: of this model, in `dtype`.
 
         `threads` compute threads; torch's own number of them is the process's, so one runner per
         process. Several ranks compute on one thread each.
@@ -55,7 +64,7 @@ class ModelRunner:
             kv_pool = kv_pools[collective.shard.rank]
             attention = _choose_attention(kv_pool, self._crew, rank_spec)
             operators = _choose_operators(dtype, self._crew)
-            decoder = Decoder(rank_spec, weights, operators, attention, collective)
+            decoder = Decoder(rank_spec, weights, operators, attention, collective, adapters)
             return _RankModel(decoder, kv_pool)
 
         self._ranks = RankGroup(len(kv_pools), build)

@@ -23,7 +23,7 @@ ExtraKey = NewType("ExtraKey", str)
 
 AdapterId = NewType("AdapterId", str)
 """A LoRA adapter, by a digest of its files: what a name means may change. See
-`kvferry.adapter_identity`."""
+`kvferry.adapter_files`."""
 
 NO_ADAPTER = AdapterId("")
 """The model as it is."""

@@ -108,6 +108,17 @@ CONSTRAINTS_STEP_CPU_S_MAX = 0.02
 """Masks of one step. Those that are left sit the step out, and come first in the next one: 400
 answers of 50 microseconds, more than a batch has."""
 
+# --- adapters ---------------------------------------------------------------------------------
+
+ADAPTERS_MAX = 64
+"""Each is in the memory of every worker: of rank 16, some 1 % of the model it adapts."""
+
+ADAPTER_RANK_MAX = 512
+"""As other engines allow. At 512 an adapter of a small model is as large as what it adapts."""
+
+ADAPTER_NAME_CHARACTERS_MAX = 128
+"""Clients send it as the name of a model."""
+
 # --- speculation ------------------------------------------------------------------------------
 
 DRAFT_TOKENS_MAX = 8
