@@ -268,7 +268,7 @@ class Fleet:
         if former is not None and is_known:
             monitor.take_over(former.monitor)
         else:
-            self._loads.add(info.worker_id)
+            self._loads.add(info.worker_id, self._clock.now())
         self._members[info.worker_id] = _Member(info, client, monitor)
         monitor.start()
         self._workers_changed()

@@ -29,7 +29,7 @@ SLOTS_UNKNOWN = 2**62
 """Free slots of a worker that has not reported yet: more than any request needs."""
 
 _COUNTS = 7
-_RATES = 2
+_RATES = 3
 _ROWS_MIN = 64
 
 
@@ -39,7 +39,7 @@ class Loads(NamedTuple):
     counts: NDArray[np.int64]
     """[7, workers]: the first seven below."""
     rates: NDArray[np.float64]
-    """[2, workers]: the last two."""
+    """[3, workers]: the last two, and when the worker joined, in seconds."""
 
     @property
     def prefill_tokens(self) -> NDArray[np.int64]:
@@ -119,6 +119,7 @@ NO_LOADS = Loads(np.empty((_COUNTS, 0), dtype=np.int64), np.empty((_RATES, 0), d
 @dataclass(slots=True, eq=False)
 class _WorkerEntry:
     row: int
+    joined_at: float
     is_member: bool = True
     """False: it left, and its row may be another worker's."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
@@ -212,15 +213,16 @@ class LoadBook:
         self._rates = np.zeros((_RATES, _ROWS_MIN), dtype=np.float64)
         self._free_rows: list[int] = list(range(_ROWS_MIN))
 
-    def add(self, worker_id: WorkerId) -> None:
-        """A worker joined, or came back as a new process: nothing is known of it."""
+    def add(self, worker_id: WorkerId, now: float = float("-inf")) -> None:
+        """A worker joined, or came back as a new process: nothing is known of it. It has nothing of
+        what was sent to its name before `now`."""
         self.remove(worker_id)
         if not self._free_rows:
             rows = self._counts.shape[1]
             self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)), axis=1)
             self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)), axis=1)
             self._free_rows.extend(range(rows, 2 * rows))
-        entry = self._workers[worker_id] = _WorkerEntry(self._free_rows.pop())
+        entry = self._workers[worker_id] = _WorkerEntry(self._free_rows.pop(), now)
         self._write(entry)
 
     def remove(self, worker_id: WorkerId) -> None:
@@ -316,4 +318,5 @@ class LoadBook:
             return
         self.changes += 1
         self._counts[:, entry.row] = entry.counts()
-        self._rates[:, entry.row] = entry.load.prefill_tokens_per_s, entry.load.link_bytes_per_s
+        load, joined_at = entry.load, entry.joined_at
+        self._rates[:, entry.row] = load.prefill_tokens_per_s, load.link_bytes_per_s, joined_at

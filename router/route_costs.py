@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PREFILL_TOKENS, _SEQUENCES, _SLOTS_AVAILABLE = 0, 1, 4
-PREFILL_RATE, _LINK_RATE = 0, 1
+PREFILL_RATE, _LINK_RATE, _JOINED = 0, 1, 2
 
 
 @compiled("float64[::1](int64[:, :], int64[:], int64, UniTuple(int64, 3), UniTuple(float64, 2))")
@@ -71,7 +71,8 @@ def queues(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Tokens that a worker computes per millisecond; how long what it has will take it; and since
     when in seconds what it was sent counts. `times_s` are now, how long that is for a worker that
-    has nothing to compute, and for others."""
+    has nothing to compute, and for others. What was sent before a worker joined was sent to
+    another process of its name."""
     now, idle_s, busy_s = times_s
     workers = rates.shape[1]
     tokens_per_ms, queue_ms, since = np.empty(workers), np.empty(workers), np.empty(workers)
@@ -79,7 +80,7 @@ def queues(
         queued = counts[PREFILL_TOKENS, worker]
         tokens_per_ms[worker] = (rates[PREFILL_RATE, worker] or usual_rate) / 1000.0
         queue_ms[worker] = queued / tokens_per_ms[worker]
-        since[worker] = now - (busy_s if queued else idle_s)
+        since[worker] = max(now - (busy_s if queued else idle_s), rates[_JOINED, worker])
     return tokens_per_ms, queue_ms, since
 
 

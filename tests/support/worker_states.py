@@ -56,12 +56,14 @@ def workers_view(workers: Sequence[WorkerState]) -> WorkersView:
         )
         for worker in workers
     ]
-    rates = [(worker.prefill_tokens_per_s, worker.link_bytes_per_s) for worker in workers]
+    rates = [
+        (worker.prefill_tokens_per_s, worker.link_bytes_per_s, float("-inf")) for worker in workers
+    ]
     return WorkersView(
         Roster.of(worker.info for worker in workers),
         np.array([worker.hit_tokens for worker in workers], dtype=np.int64),
         Loads(
             np.array(counts, dtype=np.int64).reshape(-1, 7).T,
-            np.array(rates, dtype=np.float64).reshape(-1, 2).T,
+            np.array(rates, dtype=np.float64).reshape(-1, 3).T,
         ),
     )

@@ -406,6 +406,20 @@ def test_what_a_worker_told_of_is_forgotten_like_what_was_sent(
     assert held_after(counts_s + 0.01) == 0
 
 
+@pytest.mark.parametrize("computing", [0, 4000])
+def test_a_new_process_has_nothing_of_what_its_name_was_sent_before(computing: int) -> None:
+    cluster, name = Cluster(1), WorkerId("w0")
+    cluster.ask(HASHES)
+    cluster.clock.advance(0.1)
+    cluster.loads.add(name, cluster.clock.now())
+    cluster.rows = cluster.loads.rows_of(cluster.names)
+    accounts = KvAccounts(10_000, 0, 0, 0, 0, 10_000, 0, 0, 64)
+    load = WorkerLoad(waiting_tokens=computing)
+    cluster.loads.report(name, cluster.clock.now(), load, accounts)
+    assert cluster.route(HASHES).held_tokens == 0
+    assert cluster.route(HASHES).held_tokens == len(HASHES) * BLOCK
+
+
 def test_dispatched_load_counts_at_once() -> None:
     cluster = Cluster(4)
     asked = [tuple(BlockHash(10_000 * n + block) for block in range(64)) for n in range(1, 9)]
