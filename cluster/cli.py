@@ -143,7 +143,7 @@ def _add_settings(command: argparse.ArgumentParser) -> None:
 def _values_of(default: Any) -> str:
     """What a setting may be, where that is a list, and what it is when nobody sets it."""
     if not isinstance(default, Enum):
-        return f"[{'empty' if default == '' else default}]"
+        return f"[{'empty' if default in ('', {}) else default}]"
     names = ", ".join(member.value for member in type(default))
     return f"One of {names} [{default.value}]"
 

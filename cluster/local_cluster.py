@@ -24,6 +24,8 @@ from cluster.cluster_state import Phase
 from cluster.members import cpus_wanted, http_port_of, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
+from engine.lora_config import read_lora_config
+from kvferry.adapter_files import read_adapter
 from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
 from router.api.security import Security
@@ -224,10 +226,18 @@ def check_security(config: ClusterConfig) -> ClusterConfig:
 
 
 def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfig:
-    """The configuration with its model resolved, as actors expect it."""
-    return dataclasses.replace(
-        config, model=dataclasses.replace(config.model, path=str(directory.resolve()))
-    )
+    """The configuration with its model and adapters resolved, as actors expect it.
+
+    Raises `ConfigError` for an adapter that no worker could use, before half a cluster is there.
+    """
+    adapters = {
+        name: str(Path(folder).expanduser().absolute())
+        for name, folder in config.model.adapters.items()
+    }
+    for name, folder in adapters.items():
+        read_lora_config(read_adapter(name, folder))
+    model = dataclasses.replace(config.model, path=str(directory.resolve()), adapters=adapters)
+    return dataclasses.replace(config, model=model)
 
 
 def _make_directory() -> Path:

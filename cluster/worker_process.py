@@ -27,6 +27,7 @@ from engine.cuda_model_runner import build_cuda_runner
 from engine.engine import Engine
 from engine.garbage import GarbageCollections
 from engine.kv_event_feed import KvEventFeed
+from engine.lora_weights import NO_ADAPTERS, load_adapters
 from engine.model_directory import resolve_model
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
@@ -44,7 +45,8 @@ from kvferry.ids import Incarnation, WorkerId, new_incarnation
 from kvferry.limits import ENGINE_TURN_MAX_S, STOP_TIMEOUT_S
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import handoff_pb2_grpc, worker_pb2_grpc
-from kvferry.weights_identity import weights_identity
+from kvferry.weights_identity import model_identity
+from mem_cache.element_codec import torch_dtype
 from mem_cache.factory import build_kv_cache
 from mem_cache.layout import kv_dtype
 from prefill_worker.prompt_source import PromptSource
@@ -78,6 +80,7 @@ class WorkerProcess:
         self._step_loop: StepLoop | None = None
         self._kv_cache: KVCache | None = None
         self._runner: StepRunner | None = None
+        self._adapters = NO_ADAPTERS
         self._compiler: GrammarCompiler | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
@@ -135,9 +138,9 @@ class WorkerProcess:
         ranks = self._group().tensor_parallel
         of_rank = spec.of_rank(ranks, f"workers.{self._role.value}.tensor_parallel")
         layout = of_rank.kv_layout(dtype, config.cache.page_size, config.cache.arrangement)
-        # KV in files outlives this process: it is of these weights, computed in this type.
-        folder = f"{self._worker_id}-{weights_identity(directory)}-{config.model.dtype.value}"
-        cache_config = config.cache.with_files_in(folder)
+        # KV in files outlives this process, and other workers' KV may be another model's.
+        model = model_identity(directory, config.model)
+        cache_config = config.cache.with_files_in(f"{self._worker_id}-{model}")
         window = window_of_kv(spec.sliding_window, config)
         device = config.model.device
         if device is DeviceKind.CUDA:
@@ -151,6 +154,7 @@ class WorkerProcess:
         compiler = GrammarCompiler(directory, spec.vocab_size, spec.eos_token_ids)
         drafts = drafts_of(config.speculation.ngram)
         engine = Engine(kv_cache, runner, config.scheduler, clock, compiler, drafts)
+        engine.adapters = self._adapters.ids
         if config.handoff.trace_file:
             self._trace = HandoffTrace(config.handoff.trace_file, self._worker_id, clock)
         driver = HandoffDriver(
@@ -162,6 +166,7 @@ class WorkerProcess:
             post=self._post,
             loop=self._loop,
             link_host=config.worker_host,
+            model=model,
             trace=self._trace,
         )
         step_loop = StepLoop(engine, driver, clock)
@@ -180,11 +185,22 @@ class WorkerProcess:
         return step_loop, driver, [driver, intake, feed, auditor, garbage]
 
     def _load(self, directory: Path, kv_cache: KVCache) -> StepRunner:
-        dtype, running_max = self._config.model.dtype, self._config.scheduler.running_max
-        if self._config.model.device is DeviceKind.CUDA:
-            return build_cuda_runner(directory, kv_cache.pool, dtype, running_max)
+        model, running_max = self._config.model, self._config.scheduler.running_max
+        dtype, spec = model.dtype, load_spec(directory)
+        adapters = load_adapters(model.adapters, spec, torch_dtype(dtype), model.device.value)
+        self._adapters = adapters
+        if model.device is DeviceKind.CUDA:
+            return build_cuda_runner(directory, kv_cache.pool, dtype, running_max, adapters)
         threads = self._group().threads
-        return ModelRunner(directory, *kv_cache.rank_pools, threads=threads, dtype=dtype)
+        pools = kv_cache.rank_pools
+        return ModelRunner(
+            directory,
+            *pools,
+            threads=threads,
+            dtype=dtype,
+            adapters=adapters,
+            quantization=self._config.model.quantization,
+        )
 
     def _post(self, event: object) -> None:
         if self._step_loop is None:

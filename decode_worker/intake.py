@@ -272,6 +272,7 @@ class Intake:
         try:
             # Before anything is made of it: sizes follow from these numbers.
             self._engine.check_input(attempt.prompt, attempt.sampling)
+            self._engine.check_adapter(attempt.cache_use.adapter)
             self._engine.check_resumed(attempt.sampling, attempt.resumed)
             if len(self._attempts) >= self._engine.attempts_max:
                 raise Overloaded(f"{len(self._attempts)} requests are in this worker", 1.0)

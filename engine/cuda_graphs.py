@@ -71,11 +71,12 @@ class DecodeGraphs:
             self._graphs[size] = _DecodeGraph(self._parts, size)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """As a runner's `forward`; None: the step is none that a graph was recorded of."""
+        """As a runner's `forward`; None: the step is none that a graph was recorded of, or has
+        adapters: whose, and on how many tokens, no graph knows."""
         sequences = len(batch.token_ids)
         is_decode = len(batch.attention.query_lengths) == len(batch.logits_at) == sequences
         size = next((size for size in self._sizes if size >= sequences), None)
-        if not is_decode or size is None or not self._graphs:
+        if not is_decode or batch.adapted or size is None or not self._graphs:
             return None
         return self._graphs[size].forward(batch)[:sequences]
 

@@ -7,6 +7,7 @@ that whoever is told of the KV of a token, here or on a link's thread, may read 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from engine.cuda_graphs import DecodeGraphs, PreparedAttention, StepParts, graph
 from engine.decoder import Decoder
 from engine.flashinfer_library import load_flashinfer
 from engine.forward_batch import ForwardBatch, dummy_batch
+from engine.lora_weights import NO_ADAPTERS
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.flashinfer_operators import FlashInferOperators
 from engine.tensor_parallel import SoleRank
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from engine.attention.backend import AttentionBackend
     from engine.cuda_device import Device, Mark
+    from engine.lora_weights import LoraAdapters
     from kvferry.config import DType
     from mem_cache.kv_pool import KvPool
 
@@ -54,8 +57,10 @@ class CudaModelRunner:
         sizes: Sequence[int],
         device: Device,
         library: Any,
+        adapters: LoraAdapters = NO_ADAPTERS,
     ) -> None:
-        """`sizes`: of the decode steps that become CUDA Graphs, see `DecodeGraphs`.
+        """`sizes`: of the decode steps that become CUDA Graphs, see `DecodeGraphs`. `adapters`: of
+        this model, in `dtype` on the device.
 
         `library`: FlashInfer. Raises `ConfigError` for a model or a type it has no kernels for.
         """
@@ -74,7 +79,7 @@ class CudaModelRunner:
         self._prepared = PreparedAttention()
         weights = load_weights(directory, dtype, device.name)
         operators = FlashInferOperators(library)
-        self._decoder = Decoder(spec, weights, operators, self._prepared, SoleRank())
+        self._decoder = Decoder(spec, weights, operators, self._prepared, SoleRank(), adapters)
         page_size = kv_pool.layout.page_size
         pages_of_one = -(-spec.context_length // page_size)
 
@@ -125,7 +130,13 @@ class CudaModelRunner:
         """The same on the device; page tables stay on the host, where they are planned from."""
         host = (batch.token_ids, batch.positions, batch.out_slots, batch.logits_at)
         token_ids, positions, out_slots, logits_at = self._device.upload(host)
-        return ForwardBatch(token_ids, positions, out_slots, batch.attention, logits_at)
+        return replace(
+            batch,
+            token_ids=token_ids,
+            positions=positions,
+            out_slots=out_slots,
+            logits_at=logits_at,
+        )
 
     def _layered(self, make: Callable[[int | None], AttentionBackend]) -> AttentionBackend:
         """One backend for each window of the model's layers."""
@@ -135,10 +146,14 @@ class CudaModelRunner:
 
 
 def build_cuda_runner(
-    directory: Path, kv_pool: KvPool, dtype: DType, running_max: int
+    directory: Path,
+    kv_pool: KvPool,
+    dtype: DType,
+    running_max: int,
+    adapters: LoraAdapters = NO_ADAPTERS,
 ) -> CudaModelRunner:
     """With graphs for up to `running_max` sequences. Raises `ConfigError` for what is missing."""
     device = CudaDevice()
     return CudaModelRunner(
-        directory, kv_pool, dtype, graph_sizes(running_max), device, load_flashinfer()
+        directory, kv_pool, dtype, graph_sizes(running_max), device, load_flashinfer(), adapters
     )

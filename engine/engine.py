@@ -14,8 +14,9 @@ from engine.request import Request, Stage
 from engine.sampler import SamplingRow, sample
 from engine.scheduler import Scheduler, StepItem
 from engine.speculation import Trial
-from kvferry.errors import InvalidInput, KvferryError
+from kvferry.errors import AdapterNotLoaded, InvalidInput, KvferryError
 from kvferry.generation import FinishReason
+from kvferry.ids import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvferry.config import SchedulerConfig
     from kvferry.generation import OutputToken, SampleProgress
     from kvferry.grammar import GrammarCompiler
-    from kvferry.ids import ExtraKey, TokenIds
+    from kvferry.ids import AdapterId, ExtraKey, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.kv_cache import KVCache
 
@@ -59,6 +60,8 @@ class Engine:
         self.drafts = drafts
         self.on_accepted: Callable[[Request], None] = lambda request: None
         """Told of every prompt that will be computed here, before it is."""
+        self.adapters: frozenset[AdapterId] = frozenset()
+        """Those that the runner has."""
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
         self._config = config
@@ -88,6 +91,11 @@ class Engine:
         if sampling.max_tokens > context_length:
             raise InvalidInput("max_tokens", f"is more than the context of {context_length}")
         self.constraints.prepare(sampling)
+
+    def check_adapter(self, adapter: AdapterId) -> None:
+        """Raise `AdapterNotLoaded` unless prompts can be computed with it here."""
+        if adapter != NO_ADAPTER and adapter not in self.adapters:
+            raise AdapterNotLoaded(adapter, self.adapters)
 
     def check_resumed(self, sampling: SamplingParams, resumed: Sequence[SampleProgress]) -> None:
         """Raise `InvalidInput` for progress that no attempt with this `sampling` can have made."""
@@ -312,6 +320,7 @@ class Engine:
                     prefix_len=item.start,
                     wants_logits=item.chooses,
                     draft_len=len(item.draft),
+                    adapter=request.cache_use.adapter,
                 )
             )
         batch = build_forward_batch(sequences, self.kv_cache.rows, self.kv_cache.page_size)

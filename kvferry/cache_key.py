@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from enum import Enum
 
-from kvferry.ids import ExtraKey
+from kvferry.ids import NO_ADAPTER, AdapterId, ExtraKey
 
 
 class Sharing(Enum):
@@ -28,14 +28,16 @@ class CacheUse:
     sharing: Sharing = Sharing.SHARED
     priority: int = 0
     """What it publishes is kept longer, the higher; under the eviction policy `priority` only."""
+    adapter: AdapterId = NO_ADAPTER
+    """What its KV is computed with; part of `extra_key`, too, from which nobody reads it."""
 
 
-def build_extra_key(model: str, adapter: str = "", salt: str = "") -> ExtraKey:
+def build_extra_key(model: str, adapter: AdapterId = NO_ADAPTER, salt: str = "") -> ExtraKey:
     """The part of a prefix's key that is not tokens. Different inputs give different keys.
 
     `model` tells the weights and what they are computed in (see `weights_identity`), `adapter` a
-    LoRA adapter ("" for none), `salt` the tenant's or the request's secret: whoever does not know
-    it can neither share nor probe.
+    LoRA adapter by its files, `salt` the tenant's or the request's secret: whoever does not know it
+    can neither share nor probe.
     """
     # JSON, because joining names by any separator would let one name contain it.
     return ExtraKey(json.dumps([model, adapter, salt], ensure_ascii=False, separators=(",", ":")))

@@ -38,6 +38,14 @@ class DType(Enum):
     BFLOAT16 = "bfloat16"
 
 
+class Quantization(Enum):
+    """How weights are held in memory, if not in their element type."""
+
+    NONE = "none"
+    INT8 = "int8"
+    """Eight bits and a float32 scale per 32 neighbours; products are computed in float32."""
+
+
 class DeviceKind(Enum):
     """Where a worker computes, and where its KV lies."""
 
@@ -115,11 +123,17 @@ class ModelConfig:
     served_name: str = "SmolLM2-135M-Instruct"
     """What clients call the model."""
     dtype: DType = DType.FLOAT32
-    """Element type of the weights."""
+    """Element type of the weights, and of what is computed with them."""
+    quantization: Quantization = Quantization.NONE
+    """How matrices are held in memory: int8 is quantized from the weights at the start, on CPUs
+    with dtype float32 (docs/models.md). To the cache it is another model: it shares no KV."""
     device: DeviceKind = DeviceKind.CPU
     """cuda: with FlashInfer, on the GPU that Ray gives each worker (docs/gpu.md)."""
     context_length: int = 8192
     """Longest prompt + answer in tokens; bounded by what the model was made for."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """LoRA adapters that clients may name in place of the model, such as `{sql: /adapters/sql}`:
+    by name the directory with what peft saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,11 +437,21 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return kind(value)
     if kind is float:
         return _to_float(value, name)
+    if kind == dict[str, str]:
+        return _to_texts(value, name)
     if kind is str and isinstance(value, int) and not isinstance(value, bool):
         return str(value)  # YAML reads a text of digits as a number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(name, f"is {value!r}; must be {_KIND_NAMES[kind]}")
     return value
+
+
+def _to_texts(value: Any, name: str) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ConfigError(name, f"is {value!r}; must be a mapping of texts")
+    return {
+        _convert(str, key, name): _convert(str, at, f"{name}.{key}") for key, at in value.items()
+    }
 
 
 def _to_float(value: Any, name: str) -> float:

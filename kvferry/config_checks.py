@@ -6,13 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
-from kvferry.limits import DRAFT_TOKENS_MAX, STOP_GRACE_S_MAX, TENANT_CHARACTERS_MAX
+from kvferry.limits import (
+    ADAPTER_NAME_CHARACTERS_MAX,
+    ADAPTERS_MAX,
+    DRAFT_TOKENS_MAX,
+    STOP_GRACE_S_MAX,
+    TENANT_CHARACTERS_MAX,
+)
 from kvferry.router_config import ADMIN_TENANT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvferry.config import ClusterConfig, HostTierConfig, NgramConfig, WorkerGroupConfig
+    from kvferry.config import (
+        ClusterConfig,
+        HostTierConfig,
+        ModelConfig,
+        NgramConfig,
+        WorkerGroupConfig,
+    )
     from kvferry.router_config import RouterConfig, SecurityConfig
 
 _CLASSES = ("interactive", "standard", "batch")
@@ -94,6 +106,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     if config.cache.host.memory_bytes and not config.cache.radix:
         raise ConfigError("cache.host.memory_bytes", "needs cache.radix: a tier of an index")
     groups = config.workers
+    _validate_quantization(config.model)
     _validate_device(config, values)
     for role in _ROLES:
         gpus = getattr(groups, role).gpus
@@ -106,16 +119,44 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
     if groups.prefill.count > 0 and groups.decode.count == 0:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
+    _validate_adapters(config.model)
     _validate_ngram(config.speculation.ngram)
     _validate_ports(config.router)
     _validate_security(config.router.security)
     _validate_smg(config.router)
 
 
+def _validate_adapters(model: ModelConfig) -> None:
+    setting = "model.adapters"
+    if len(model.adapters) > ADAPTERS_MAX:
+        raise ConfigError(setting, f"are {len(model.adapters)}; at most {ADAPTERS_MAX}")
+    for name, directory in model.adapters.items():
+        if not 0 < len(name) <= ADAPTER_NAME_CHARACTERS_MAX:
+            problem = f"names must have 1 to {ADAPTER_NAME_CHARACTERS_MAX} characters"
+            raise ConfigError(setting, problem)
+        if name == model.served_name:
+            raise ConfigError(f"{setting}.{name}", "has the name of the model, model.served_name")
+        if not directory:
+            raise ConfigError(f"{setting}.{name}", "must not be empty")
+
+
 def _validate_ngram(ngram: NgramConfig) -> None:
     if ngram.match_max < ngram.match_min:
         problem = f"is {ngram.match_max}; must be at least match_min, {ngram.match_min}"
         raise ConfigError("speculation.ngram.match_max", problem)
+
+
+def _validate_quantization(model: ModelConfig) -> None:
+    """Refused is what there is no product for."""
+    if model.quantization.value == "none":
+        return
+    for setting, value, needed in (
+        ("model.device", model.device.value, "cpu"),
+        ("model.dtype", model.dtype.value, "float32"),
+    ):
+        if value != needed:
+            problem = f"is {model.quantization.value}; needs {setting} {needed}, which is {value}"
+            raise ConfigError("model.quantization", problem)
 
 
 def _validate_device(config: ClusterConfig, values: Mapping[str, Any]) -> None:

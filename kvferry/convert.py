@@ -24,7 +24,7 @@ from kvferry.generation import (
     SampleProgress,
     TokenLogprobs,
 )
-from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.ids import AdapterId, Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.kv_events import (
     BLOCK_DIGEST_BYTES,
     AllBlocksCleared,
@@ -143,6 +143,7 @@ def cache_use_fields(use: CacheUse) -> dict[str, Any]:
         "extra_key": use.extra_key,
         "sharing": _SHARING_TO_WIRE[use.sharing],
         "priority": use.priority,
+        "adapter": use.adapter,
     }
 
 
@@ -151,7 +152,10 @@ def cache_use_from_wire(
 ) -> CacheUse:
     """The inverse of `cache_use_fields`. Raises `InvalidInput`."""
     return CacheUse(
-        ExtraKey(message.extra_key), sharing_from_wire(message.sharing), message.priority
+        ExtraKey(message.extra_key),
+        sharing_from_wire(message.sharing),
+        message.priority,
+        AdapterId(message.adapter),
     )
 
 

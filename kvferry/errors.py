@@ -106,8 +106,9 @@ class UnknownModel(KvferryError):
 
     kind = ErrorKind.NOT_FOUND
 
-    def __init__(self, asked: str, served: str) -> None:
-        super().__init__(f"model: {asked!r} is not served here; this cluster serves {served!r}")
+    def __init__(self, asked: str, *served: str) -> None:
+        names = ", ".join(map(repr, served))
+        super().__init__(f"model: {asked!r} is not served here; this cluster serves {names}")
 
 
 class UnknownWorker(KvferryError):
@@ -144,6 +145,14 @@ class WorkerUnavailable(KvferryError):
     """No worker can take the request, or the one that had it is gone."""
 
     kind = ErrorKind.UNAVAILABLE
+
+
+class AdapterNotLoaded(WorkerUnavailable):
+    """A worker is asked to compute with an adapter that it has not, or has in another version."""
+
+    def __init__(self, asked: str, loaded: Iterable[str]) -> None:
+        names = ", ".join(sorted(loaded)) or "none"
+        super().__init__(f"adapter: {asked} is not loaded here; loaded: {names}")
 
 
 class HandoffFailed(KvferryError):

@@ -39,8 +39,9 @@ class PromptSource:
         cache_use: CacheUse,
         goes_first: bool,
     ) -> None:
-        """Queue a prompt. Raises `Overloaded` or `InvalidInput` to refuse it."""
+        """Queue a prompt. Raises `Overloaded`, `InvalidInput` and `AdapterNotLoaded`."""
         self._engine.check_input(prompt, sampling)
+        self._engine.check_adapter(cache_use.adapter)
         request = Request(
             id=AttemptId(key.request_id, key.attempt),
             prompt=prompt,

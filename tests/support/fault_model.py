@@ -109,8 +109,10 @@ def fault_spec(directory: Path) -> ModelSpec:
 class FaultRunner(DigestRunner):
     """Made as a worker makes its model."""
 
-    def __init__(self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType) -> None:
-        del directory, threads, dtype
+    def __init__(
+        self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType, adapters: object
+    ) -> None:
+        del directory, threads, dtype, adapters
         super().__init__(kv_pool, kv_pool.layout.page_size)
         self._pool = kv_pool
         self._on_layers = None

@@ -78,7 +78,7 @@ class Hello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., layout_hash: _Optional[str] = ..., staging_buffer_bytes: _Optional[int] = ..., heads: _Optional[int] = ..., ranks: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash", "sharing", "priority", "held_only", "goes_first")
+    __slots__ = ("key", "prompt", "sampling", "extra_key", "layout_hash", "sharing", "priority", "held_only", "goes_first", "adapter")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Prefill(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     HELD_ONLY_FIELD_NUMBER: _ClassVar[int]
     GOES_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _inference_pb2.SamplingParams
@@ -97,7 +98,8 @@ class Prefill(_message.Message):
     priority: int
     held_only: bool
     goes_first: bool
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., held_only: bool = ..., goes_first: bool = ...) -> None: ...
+    adapter: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., layout_hash: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., held_only: bool = ..., goes_first: bool = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("key", "prompt_tokens", "layout_hash", "hit_tokens", "host_hit_tokens")
@@ -224,17 +226,19 @@ class LinkDown(_message.Message):
     def __init__(self, link_generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class KvOffer(_message.Message):
-    __slots__ = ("key", "address", "tokens", "extra_key", "sharing", "priority")
+    __slots__ = ("key", "address", "tokens", "extra_key", "sharing", "priority", "adapter")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_KEY_FIELD_NUMBER: _ClassVar[int]
     SHARING_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     address: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     extra_key: str
     sharing: _inference_pb2.Sharing
     priority: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., address: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., extra_key: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., address: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., extra_key: _Optional[str] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...

@@ -73,7 +73,7 @@ class AttemptError(_message.Message):
     def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class AttemptRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority", "resumed", "goes_first")
+    __slots__ = ("request_id", "attempt", "incarnation", "prompt", "sampling", "extra_key", "source", "sharing", "priority", "resumed", "goes_first", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class AttemptRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     GOES_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     incarnation: int
@@ -96,7 +97,8 @@ class AttemptRequest(_message.Message):
     priority: int
     resumed: _containers.RepeatedCompositeFieldContainer[SampleProgress]
     goes_first: bool
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[SampleProgress, _Mapping]]] = ..., goes_first: bool = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., incarnation: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., extra_key: _Optional[str] = ..., source: _Optional[_Union[PrefillSource, _Mapping]] = ..., sharing: _Optional[_Union[_inference_pb2.Sharing, str]] = ..., priority: _Optional[int] = ..., resumed: _Optional[_Iterable[_Union[SampleProgress, _Mapping]]] = ..., goes_first: bool = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class SampleProgress(_message.Message):
     __slots__ = ("token_ids", "ended")
