@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import http_exceptions, web
 
 from router.api.http_errors import HttpRefusal
-from router.api.http_failures import error_response, server_fault
+from router.api.http_failures import error_response, library_refusal, server_fault
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -118,6 +118,14 @@ class _Connection(web.RequestHandler):
             response = error_response(server_fault(f"a connection failed with {status}"))
         response.force_close()
         return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer. Some refusals come before any handler could put them into words."""
+        if isinstance(resp, web.HTTPException):
+            resp = library_refusal(request, resp)
+        return await super().finish_response(request, resp, start_time)
 
     def _not_http(self, error: http_exceptions.HttpProcessingError) -> HttpRefusal:
         """What is wrong, without the bytes that are."""

@@ -52,7 +52,7 @@ async def answer_failures(request: web.Request, handler: Handler) -> web.StreamR
     except (KvferryError, HttpRefusal) as error:
         return error_response(error)
     except web.HTTPException as error:
-        return _from_aiohttp(request, error)
+        return library_refusal(request, error)
     except ConnectionError:
         raise  # The client is gone, and nobody reads an answer.
     except asyncio.CancelledError:
@@ -70,8 +70,8 @@ def error_response(error: KvferryError | HttpRefusal, names: FieldNames = NO_NAM
     )
 
 
-def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
-    """What the library itself refuses: paths and methods that there are not."""
+def library_refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
+    """What the library itself refuses: paths, methods and expectations that are not served."""
     path = request.path[:128]
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted({*error.allowed_methods, "OPTIONS"}))
@@ -81,4 +81,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
         return error_response(HttpRefusal(405, "method_not_allowed", message, {"Allow": allowed}))
     if isinstance(error, web.HTTPNotFound):
         return error_response(HttpRefusal(404, "not_found", f"{path}: there is no such path"))
+    if isinstance(error, web.HTTPExpectationFailed):
+        problem = "expect: nothing is known but 100-continue"
+        return error_response(HttpRefusal(417, "expectation_failed", problem))
     return error_response(HttpRefusal(error.status, "http_error", error.reason))

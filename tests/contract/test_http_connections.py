@@ -94,6 +94,32 @@ def test_no_body_is_unpacked(tmp_path: Path, encoding: str) -> None:
     run(write_model(tmp_path), test, says("a"))
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nowhere"])
+def test_what_we_cannot_meet_is_refused_as_everything_else(tmp_path: Path, path: str) -> None:
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        headers = {"Expect": "miracles"}
+        async with (
+            aiohttp.ClientSession(bench.http_url) as session,
+            session.post(path, json={}, headers=headers) as response,
+        ):
+            assert (response.status, response.content_type) == (417, "application/json")
+            error = (await response.json())["error"]
+        assert error["message"].startswith("expect: ")
+        assert error["type"] == "invalid_request_error"
+
+    run(write_model(tmp_path), test, says("a"))
+
+
+def test_a_client_that_waits_is_told_to_go_on(tmp_path: Path) -> None:
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        async with aiohttp.ClientSession(bench.http_url) as session:
+            body = {"model": bench.router.config.model.served_name, "prompt": "a"}
+            async with session.post("/v1/completions", json=body, expect100=True) as response:
+                assert response.status == 200, await response.text()
+
+    run(write_model(tmp_path), test, says("a"))
+
+
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 NO_HTTP = {
     b"\x16\x03\x01\x02\x00\x01\x00": 400,
