@@ -13,6 +13,7 @@ import torch
 
 from engine.decoder_layer import LayerLoader
 from engine.lora_weights import NO_ADAPTERS
+from engine.operators.quantized_weight import are_equal
 from engine.rope import rope_table
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Decoder:
         self._layers = [loader.load(layer) for layer in range(spec.num_layers)]
         self._final_norm = loader.norm("model.norm", spec.hidden_size)
         # What token ids index must have a row for each: a missing one would end the engine.
-        self._embedding = loader.whole("model.embed_tokens", spec.vocab_size)
+        self._embedding = loader.vocabulary("model.embed_tokens")
         self._head = _load_head(spec, weights, loader, self._embedding)
         weights.refuse_unused()
         self._ropes = _rope_tables(spec, self._embedding.weight.device)
@@ -151,9 +152,9 @@ def _load_head(
     """A head that is stored counts, even if the config says that the embedding is the head."""
     if spec.tied_embeddings and "lm_head.weight" not in weights:
         return embedding
-    head = loader.whole("lm_head", spec.vocab_size)
+    head = loader.vocabulary("lm_head")
     # A mere copy would be held in memory twice.
-    return embedding if torch.equal(head.weight, embedding.weight) else head
+    return embedding if are_equal(head.weight, embedding.weight) else head
 
 
 def _rope_tables(spec: ModelSpec, device: torch.device) -> list[torch.Tensor]:

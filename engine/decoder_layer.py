@@ -97,9 +97,16 @@ class LayerLoader:
 
     def whole(self, module: str, rows: int) -> Projection:
         """The same on every rank."""
+        return Projection(self._matrix(module, rows))
+
+    def vocabulary(self, module: str) -> Projection:
+        """With a row for each token; the same on every rank."""
+        return Projection(self._weights.held(self._matrix(module, self._spec.vocab_size)))
+
+    def _matrix(self, module: str, rows: int) -> torch.Tensor:
         name = f"{module}.weight"
         self._weights.require(name, (rows, self._spec.hidden_size))
-        return Projection(self._weights.tensor(name))
+        return self._weights.tensor(name)
 
     def _qkv(self, attention: str) -> Projection:
         spec = self._spec
@@ -172,7 +179,8 @@ class LayerLoader:
             self._weights.require(f"{module}.weight", (whole, self._spec.hidden_size))
             if biased:
                 self._weights.require(f"{module}.bias", (whole,))
-        weight = self._weights.fused([f"{module}.weight" for module in modules], self._shard)
+        names = [f"{module}.weight" for module in modules]
+        weight = self._weights.held(self._weights.fused(names, self._shard))
         updates = self._adapters.inward(modules, rows, self._shard)
         if not biased:
             return Projection(weight, updates=updates)
@@ -183,7 +191,7 @@ class LayerLoader:
         """From this rank's `columns` to its summand of what is added to the residual."""
         hidden = self._spec.hidden_size
         self._weights.require(f"{module}.weight", (hidden, columns * self._shard.ranks))
-        weight = self._weights.columns(f"{module}.weight", self._shard)
+        weight = self._weights.held(self._weights.columns(f"{module}.weight", self._shard))
         updates = self._adapters.outward(module, self._shard)
         if not biased:
             return Projection(weight, updates=updates)

@@ -17,7 +17,7 @@ from engine.operators.native_operators import NativeOperators
 from engine.operators.torch_operators import TorchOperators
 from engine.tensor_parallel_group import RankGroup
 from engine.weights import load_weights
-from kvferry.config import DType
+from kvferry.config import DType, Quantization
 from mem_cache.layout import KvLayout
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class ModelRunner:
         threads: int,
         dtype: DType,
         adapters: LoraAdapters = NO_ADAPTERS,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         """`kv_pools`: one per tensor-parallel rank. `adapters`: of this model, in `dtype`.
 
@@ -58,7 +59,7 @@ class ModelRunner:
         self._crew = Crew(threads)
         self.spec = load_spec(directory)
         rank_spec = self.spec.of_rank(len(kv_pools), "tensor_parallel")
-        weights = load_weights(directory, dtype)
+        weights = load_weights(directory, dtype, quantization=quantization)
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
@@ -68,6 +69,7 @@ class ModelRunner:
             return _RankModel(decoder, kv_pool)
 
         self._ranks = RankGroup(len(kv_pools), build)
+        weights.release()
 
     def forward(
         self, batch: ForwardBatch, on_layers: Callable[[int], None] | None = None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from engine.lora import AdapterRows, LowRankUpdate
     from engine.operators.interface import Operators
+    from engine.operators.quantized_weight import Weight
     from kvferry.ids import AdapterId
 
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class Projection:
     """weight [out, in], bias [out]."""
 
-    weight: torch.Tensor
+    weight: Weight
     bias: torch.Tensor | None = None
     updates: Mapping[AdapterId, LowRankUpdate] = field(default_factory=dict)
     """Of the adapters that have one for it."""

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.operators.quantized_weight import quantize
 from engine.tensor_parallel import WHOLE
+from kvferry.config import Quantization
 from kvferry.errors import ConfigError
 from kvferry.model_files import read_json
 from mem_cache.element_codec import torch_dtype
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from engine.operators.quantized_weight import Weight
     from engine.tensor_parallel import Shard
     from kvferry.config import DType
 
@@ -77,11 +80,16 @@ class Weights:
     """The tensors of a model directory, by name. Reading one that is missing is a `ConfigError`."""
 
     def __init__(
-        self, placed: Mapping[str, _Placed], dtype: torch.dtype, device: str = "cpu"
+        self,
+        placed: Mapping[str, _Placed],
+        dtype: torch.dtype,
+        device: str = "cpu",
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         self._placed = dict(placed)
         self._dtype = dtype
         self._device = device
+        self._quantization = quantization
         self._used: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -105,12 +113,20 @@ class Weights:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor in the model's dtype, on its device; a view into the file if it lies so."""
-        return self._find(name).tensor().to(self._device, self._dtype)
+        return self._converted(self._find(name).tensor())
+
+    def held(self, matrix: torch.Tensor) -> Weight:
+        """As products take a matrix: quantized where that is configured."""
+        return matrix if self._quantization is Quantization.NONE else quantize(matrix)
+
+    def release(self) -> None:
+        """Forget the files: what no tensor lies in is unmapped. Nothing is read after."""
+        self._placed.clear()
 
     def columns(self, name: str, shard: Shard) -> torch.Tensor:
         """A part of the columns of a matrix, contiguous; as `tensor` where it is the whole."""
         whole = self._find(name).tensor()
-        return whole[:, shard.of(whole.shape[1])].to(self._device, self._dtype).contiguous()
+        return self._converted(whole[:, shard.of(whole.shape[1])]).contiguous()
 
     def fused(self, names: Sequence[str], shard: Shard = WHOLE) -> torch.Tensor:
         """Tensors of equal width stacked by rows, a part of the rows of each.
@@ -124,8 +140,13 @@ class Weights:
             whole = _Placed(
                 first.data, first.start, parts[-1].stop, first.dtype, (rows, *first.shape[1:])
             )
-            return whole.tensor().to(self._device, self._dtype)
-        return torch.cat([part.tensor().to(self._device, self._dtype) for part in parts])
+            return self._converted(whole.tensor())
+        return torch.cat([self._converted(part.tensor()) for part in parts])
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Where matrices are quantized, a vector alone must not keep a file mapped.
+        copy = self._quantization is not Quantization.NONE and tensor.ndim == 1
+        return tensor.to(self._device, self._dtype, copy=copy)
 
     def _find(self, name: str) -> _Placed:
         found = self._placed.get(name)
@@ -135,12 +156,17 @@ class Weights:
         return found
 
 
-def load_weights(directory: Path, dtype: DType, device: str = "cpu") -> Weights:
+def load_weights(
+    directory: Path,
+    dtype: DType,
+    device: str = "cpu",
+    quantization: Quantization = Quantization.NONE,
+) -> Weights:
     """Map the safetensors files of a model directory; tensors are read to `device`."""
     placed: dict[str, _Placed] = {}
     for file in _files(directory):
         placed |= _map_file(file)
-    return Weights(placed, torch_dtype(dtype), device)
+    return Weights(placed, torch_dtype(dtype), device, quantization)
 
 
 def _files(directory: Path) -> list[Path]:

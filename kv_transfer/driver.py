@@ -88,12 +88,14 @@ class HandoffDriver:
         post: Callable[[object], None],
         loop: asyncio.AbstractEventLoop,
         link_host: str = "127.0.0.1",
+        model: str = "",
         factories: Mapping[str, LinkFactory] | None = None,
         trace: Callable[[str, HandoffKey, str], None] | None = None,
         source_host: SourceHost | None = None,
         sink_host: SinkHost | None = None,
     ) -> None:
-        """`link_host` is the local address that links bind; `factories` replace the transports.
+        """`link_host` is the local address that links bind; `factories` replace the transports;
+        `model`: see `exchange_hash`.
 
         Raises `ConfigError` if a staging buffer does not hold the KV of one token.
         """
@@ -108,7 +110,7 @@ class HandoffDriver:
         hello = Hello(
             worker_id,
             incarnation,
-            layout.exchange_hash(len(pools)),
+            layout.exchange_hash(len(pools), model),
             config.staging_buffer_bytes,
             heads=layout.heads * len(pools),
             ranks=len(pools),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kvferry.config import ModelConfig
+
 _DIGEST_BYTES = 16
 _SAMPLES = 16
 _SAMPLE_BYTES = 256
@@ -27,6 +29,16 @@ _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its JSON header, little-endian."""
 _HEADER_BYTES_MAX = 100 * 2**20
 """As in the format's own reader."""
+
+
+def model_identity(directory: Path, model: ModelConfig) -> str:
+    """What KV is computed by: the weights of a directory, and how they are held and computed with.
+
+    Workers and routers of equal ones may share KV. Fit for a file's name. Raises `ConfigError`.
+    """
+    identity = f"{weights_identity(directory)}-{model.dtype.value}"
+    quantization = model.quantization.value
+    return identity if quantization == "none" else f"{identity}-{quantization}"
 
 
 def weights_identity(directory: Path) -> str:

@@ -114,14 +114,16 @@ class PagedLayout:
         """Equal for two pools iff a page's payload means the same to both, byte for byte."""
         return _digest(f"{self._token_format(ranks=1)}/{self.page_size}")
 
-    def exchange_hash(self, ranks: int = 1) -> str:
+    def exchange_hash(self, ranks: int = 1, model: str = "") -> str:
         """Equal for two workers iff their KV can be exchanged token by token.
 
         `ranks`: pools of this layout that together hold a worker's KV. Neither page size nor
         arrangement counts: a payload is token by token (see `KvPool`), cut by heads where two
-        workers differ in ranks.
+        workers differ in ranks. `model`: what computes the KV (`kvferry.weights_identity`); the KV
+        of another model has the same form, and another meaning.
         """
-        return _digest(self._token_format(ranks))
+        token_format = self._token_format(ranks)
+        return _digest(f"{token_format}/{model}" if model else token_format)
 
     def round_up(self, tokens: int) -> int:
         """`tokens` rounded up to whole pages."""

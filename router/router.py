@@ -15,7 +15,7 @@ from kvferry.errors import (
 )
 from kvferry.ids import RequestId
 from kvferry.kv_events import event_block_tokens
-from kvferry.weights_identity import weights_identity
+from kvferry.weights_identity import model_identity
 from mem_cache.layout import kv_dtype
 from router.admission_settings import AdmissionSettings
 from router.attempts import AttemptRunner
@@ -82,9 +82,8 @@ class Router:
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
         self.tokenizer = load_tokenizer(model_directory)
-        # Not the served name: KV in files may be older than what that names today. The element
-        # type they are computed in changes their KV as other weights would.
-        self._weights = f"{weights_identity(model_directory)} {config.model.dtype.value}"
+        # Not the served name: KV in files may be older than what that names today.
+        self._weights = model_identity(model_directory, config.model)
         self._block_tokens = event_block_tokens(config.cache.page_size)
         self._clock = clock
         self._rng = rng

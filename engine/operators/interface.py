@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from engine.operators.quantized_weight import Weight
+
 
 class Operators(Protocol):
     """Shapes: T tokens, `hidden` features. Tensors are contiguous.
@@ -15,9 +17,12 @@ class Operators(Protocol):
     """
 
     def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, inputs: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[T, in] times weight [out, in], plus bias [out] -> [T, out]."""
+        """[T, in] times weight [out, in], plus bias [out] -> [T, out].
+
+        A quantized weight needs float32 inputs.
+        """
         ...
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

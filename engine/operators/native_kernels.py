@@ -7,15 +7,16 @@ import numpy as np
 from engine.crew import share
 from engine.native_math import F32, I64, exp, inlined, kernel, task
 from engine.native_memory import array_at
-from engine.operators.dot_tile import LANES, dot_tile
+from engine.operators.dot_tile import dot_tile
+from engine.operators.instructions import LANES
 
-_ROWS, _INPUTS = 3, 4
+ROWS, _INPUTS = 3, 4
 """Of a tile: twelve sums, three rows and an input fill the sixteen registers of AVX2."""
-_tile, _tile_of_3, _tile_of_2, _tile_of_1 = (dot_tile(_ROWS, n) for n in (_INPUTS, 3, 2, 1))
+_tile, _tile_of_3, _tile_of_2, _tile_of_1 = (dot_tile(ROWS, n) for n in (_INPUTS, 3, 2, 1))
 _single = dot_tile(1, 1)
-_BLOCK_TOKENS = 64
+BLOCK_TOKENS = 64
 """Inputs multiplied by a part of the weight before the next ones: together they stay in L2."""
-_PART_ELEMENTS = 32 * 1024
+PART_ELEMENTS = 32 * 1024
 """Of a weight in one part of the work: long enough a stream for the memory, short enough that
 threads end together."""
 
@@ -30,33 +31,51 @@ def _dot(row: F32, x: F32) -> np.float32:
 
 
 @inlined
+def multiply_rows(  # noqa: PLR0913  # a tile's arguments, and how far they go
+    row: int, inputs: int, out: int, tokens: int, width: int, out_step: int, ahead: int, step: int
+) -> None:
+    """out[t, n] = inputs[t] . row[n] for t < tokens and `ROWS` rows; see `dot_tile`."""
+    for t in range(0, tokens, _INPUTS):
+        x, place, left = inputs + 4 * t * width, out + 4 * t * out_step, tokens - t
+        if left >= _INPUTS:
+            _tile(row, x, width, place, out_step, ahead, step)
+        elif left == 3:
+            _tile_of_3(row, x, width, place, out_step, ahead, step)
+        elif left == 2:
+            _tile_of_2(row, x, width, place, out_step, ahead, step)
+        else:
+            _tile_of_1(row, x, width, place, out_step, ahead, step)
+        ahead += step * (width // LANES)
+
+
+@inlined
+def multiply_row(row: int, inputs: int, out: int, tokens: int, width: int, out_step: int) -> None:
+    """As `multiply_rows`, of a single row; nothing is asked for."""
+    for t in range(tokens):
+        _single(row, inputs + 4 * t * width, width, out + 4 * t * out_step, out_step, row, 0)
+
+
+@inlined
+def tiles_of(tokens: int) -> int:
+    """How many tiles `multiply_rows` computes."""
+    return (tokens + _INPUTS - 1) // _INPUTS
+
+
+@inlined
 def _multiply(
     inputs: int, weight: int, out: int, tokens: int, width: int, rows: int, out_step: int
 ) -> None:
-    """out[t, n] = inputs[t] . weight[n] for t < tokens, n < rows; see `dot_tile`."""
+    """out[t, n] = inputs[t] . weight[n] for t < tokens, n < rows."""
     row_bytes = 4 * width
-    whole = rows - rows % _ROWS
-    tiles = (tokens + _INPUTS - 1) // _INPUTS
+    whole = rows - rows % ROWS
     # All tiles of these rows together ask for the next rows, once.
-    step = 4 * LANES * _ROWS // tiles
-    for n in range(0, whole, _ROWS):
-        row, column = weight + n * row_bytes, out + 4 * n
-        ahead = row + _ROWS * row_bytes
-        for t in range(0, tokens, _INPUTS):
-            x, place, left = inputs + t * row_bytes, column + 4 * t * out_step, tokens - t
-            if left >= _INPUTS:
-                _tile(row, x, width, place, out_step, ahead, step)
-            elif left == 3:
-                _tile_of_3(row, x, width, place, out_step, ahead, step)
-            elif left == 2:
-                _tile_of_2(row, x, width, place, out_step, ahead, step)
-            else:
-                _tile_of_1(row, x, width, place, out_step, ahead, step)
-            ahead += step * (width // LANES)
+    step = 4 * LANES * ROWS // tiles_of(tokens)
+    for n in range(0, whole, ROWS):
+        row = weight + n * row_bytes
+        ahead = row + ROWS * row_bytes
+        multiply_rows(row, inputs, out + 4 * n, tokens, width, out_step, ahead, step)
     for n in range(whole, rows):
-        for t in range(tokens):
-            row, place = weight + n * row_bytes, out + 4 * (t * out_step + n)
-            _single(row, inputs + t * row_bytes, width, place, out_step, row, 0)
+        multiply_row(weight + n * row_bytes, inputs, out + 4 * n, tokens, width, out_step)
 
 
 @task
@@ -71,12 +90,12 @@ def _linear_part(arguments: int, index: int) -> int:
         for n in range(count):
             result[n] = _dot(part[n], x)
         return 0
-    for t in range(0, tokens, _BLOCK_TOKENS):
+    for t in range(0, tokens, BLOCK_TOKENS):
         _multiply(
             inputs + 4 * t * width,
             weight + 4 * start * width,
             out + 4 * (t * rows + start),
-            min(_BLOCK_TOKENS, tokens - t),
+            min(BLOCK_TOKENS, tokens - t),
             width,
             count,
             rows,
@@ -96,7 +115,7 @@ def linear(  # noqa: PLR0913
     part: `LINEAR_PART`, which is at another address in each process. The three arrays are given by
     their addresses: this is called most often, and arrays would double what a call costs.
     """
-    part_rows = max(1, _PART_ELEMENTS // (width * _ROWS)) * _ROWS
+    part_rows = max(1, PART_ELEMENTS // (width * ROWS)) * ROWS
     arguments = np.array([inputs, weight, out, tokens, width, rows, part_rows])
     share(board, part, arguments, (rows + part_rows - 1) // part_rows)
 

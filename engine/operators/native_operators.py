@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from engine.operators import native_kernels
+from engine.operators import native_kernels, quantized_kernels
+from engine.operators.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from engine.crew import Crew
+    from engine.operators.quantized_weight import Weight
 
 _LINEAR_TOKENS_MAX = 128
 """Longer inputs go to torch."""
@@ -28,10 +30,12 @@ class NativeOperators:
         self._board = crew.board
 
     def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, inputs: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Operators.linear`."""
         tokens, width = inputs.shape
+        if isinstance(weight, QuantizedWeight):
+            return self._quantized(inputs, weight, bias)
         if tokens > _LINEAR_TOKENS_MAX:
             return functional.linear(inputs, weight, bias)
         assert inputs.is_contiguous(), "a kernel reads them by their address"
@@ -41,6 +45,26 @@ class NativeOperators:
         addresses = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
         native_kernels.linear(
             self._board, native_kernels.LINEAR_PART, *addresses, tokens, width, rows
+        )
+        return out if bias is None else out.add_(bias)
+
+    def _quantized(
+        self, inputs: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert inputs.is_contiguous(), "a kernel reads them by their address"
+        tokens, width = inputs.shape
+        rows = len(weight)
+        out = torch.empty(tokens, rows)
+        quantized_kernels.linear(
+            self._board,
+            quantized_kernels.LINEAR_PART,
+            inputs.data_ptr(),
+            weight.values.data_ptr(),
+            weight.scales.data_ptr(),
+            out.data_ptr(),
+            tokens,
+            width,
+            rows,
         )
         return out if bias is None else out.add_(bias)
 

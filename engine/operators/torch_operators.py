@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.nn import functional
+
+from engine.operators.quantized_weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from engine.operators.quantized_weight import Weight
 
 
 class TorchOperators:
     """Implements `Operators`. Norms and rotation are computed in float32."""
 
     def linear(
-        self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, inputs: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Operators.linear`."""
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.elements()
         return functional.linear(inputs, weight, bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

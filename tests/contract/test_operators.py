@@ -10,6 +10,7 @@ import torch
 
 from engine.crew import Crew
 from engine.operators.native_operators import NativeOperators
+from engine.operators.quantized_weight import quantize
 from engine.operators.torch_operators import TorchOperators
 
 if TYPE_CHECKING:
@@ -43,6 +44,21 @@ def test_linear(operators: Operators, tokens: int, rows: int) -> None:
     torch.testing.assert_close(
         operators.linear(inputs, weight).double(), expected, atol=2e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 5, 65, 129])
+@pytest.mark.parametrize(("rows", "width"), [(1, 96), (7, 8), (64, 100), (4099, 32)])
+def test_linear_of_quantized_weights(
+    operators: Operators, tokens: int, rows: int, width: int
+) -> None:
+    """The product of the elements that the weight stands for; groups may end short."""
+    inputs, weight = torch.randn(tokens, width), quantize(torch.randn(rows, width))
+    expected = inputs.double() @ weight.elements().double().t()
+    found = operators.linear(inputs, weight)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+    bias = torch.randn(rows)
+    found = operators.linear(inputs, weight, bias)
+    torch.testing.assert_close(found.double(), expected + bias.double(), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 33])

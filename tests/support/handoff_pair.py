@@ -224,6 +224,7 @@ class TestWorker:
         kv_cache: KVCache,
         config: HandoffConfig,
         factories: Mapping[str, LinkFactory] | None = None,
+        model: str = "",
     ) -> None:
         self.inbox: SimpleQueue[object] = SimpleQueue()
         self.worker_id = WorkerId(name)
@@ -241,6 +242,7 @@ class TestWorker:
             post=self.inbox.put,
             loop=loop.loop,
             factories=factories,
+            model=model,
             source_host=self.source,
             sink_host=self.sink,
         )
@@ -291,8 +293,9 @@ class HandoffPair:
         sink_layout: KvLayout | None = None,
         sink_config: HandoffConfig | None = None,
         ranks: tuple[int, int] = (1, 1),
+        models: tuple[str, str] = ("", ""),
     ) -> None:
-        """`ranks`: of source and sink; the layouts are those of whole workers."""
+        """`ranks`, `models`: of source and sink; the layouts are those of whole workers."""
         layout = layout or small_layout()
         self.config = config or HandoffConfig(
             staging_buffer_bytes=8 * layout.bytes_per_token,
@@ -309,6 +312,7 @@ class HandoffPair:
             small_cache(layout, ranks=ranks[0]),
             self.config,
             factories,
+            models[0],
         )
         self.decode = TestWorker(
             "decode-0",
@@ -317,6 +321,7 @@ class HandoffPair:
             small_cache(sink_layout or layout, ranks=ranks[1]),
             sink_config or self.config,
             factories,
+            models[1],
         )
 
     def close(self) -> None:

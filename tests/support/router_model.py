@@ -63,4 +63,4 @@ def extra_key(salt: str = "") -> ExtraKey:
     """Of requests to a router that serves what `write_model` writes."""
     with tempfile.TemporaryDirectory() as directory:
         identity = weights_identity(write_model(Path(directory)))
-    return build_extra_key(f"{identity} float32", salt=salt)
+    return build_extra_key(f"{identity}-float32", salt=salt)

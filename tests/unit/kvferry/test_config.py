@@ -83,6 +83,17 @@ def test_settings_names_each_leaf_with_its_default():
         ("workers: {both: {gpus: -1}}", "workers.both.gpus", "at least 0"),
         ("workers: {both: {gpus: 1.5}}", "workers.both.gpus", "must be whole"),
         ("model: {device: gpu}", "model.device", "must be one of cpu, cuda"),
+        ("model: {quantization: int4}", "model.quantization", "must be one of none, int8"),
+        (
+            "model: {quantization: int8, dtype: bfloat16}",
+            "model.quantization",
+            "needs model.dtype float32, which is bfloat16",
+        ),
+        (
+            "model: {quantization: int8, device: cuda, dtype: float16}",
+            "model.quantization",
+            "needs model.device cpu, which is cuda",
+        ),
         ("model: {device: cuda}", "model.dtype", "is float32; must be float16 or bfloat16"),
         (
             "{model: {device: cuda, dtype: float16}, cache: {dtype: int8}}",

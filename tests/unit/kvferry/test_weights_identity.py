@@ -7,8 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvferry.config import DType, ModelConfig, Quantization
 from kvferry.errors import ConfigError
-from kvferry.weights_identity import weights_identity
+from kvferry.weights_identity import model_identity, weights_identity
 
 
 def tensors():
@@ -57,6 +58,16 @@ def test_other_shapes_names_and_configurations_are_other_models(model, tmp_path)
         write(tmp_path / "more", {**tensors(), "bias": torch.zeros(0)}),
     ]
     assert len({weights_identity(directory) for directory in [model, *others]}) == 5
+
+
+def test_how_weights_are_held_and_computed_with_makes_another_model(model):
+    kinds = [
+        ModelConfig(),
+        ModelConfig(quantization=Quantization.INT8),
+        ModelConfig(dtype=DType.BFLOAT16),
+    ]
+    assert len({model_identity(model, kind) for kind in kinds}) == 3
+    assert model_identity(model, ModelConfig(served_name="x")) == model_identity(model, kinds[0])
 
 
 @pytest.mark.parametrize(

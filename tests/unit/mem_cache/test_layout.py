@@ -51,6 +51,11 @@ def test_identities_are_functions_of_the_values():
     assert dataclasses.replace(SMOL).exchange_hash() == SMOL.exchange_hash()
 
 
+def test_kv_of_different_models_is_not_exchanged():
+    hashes = {SMOL.exchange_hash(model=model) for model in ("", "a-float32", "a-float32-int8")}
+    assert len(hashes) == 3
+
+
 def test_pages_are_not_exchanged_but_kept_in_files():
     other = dataclasses.replace(SMOL, page_size=1)
     assert other.exchange_hash() == SMOL.exchange_hash()
