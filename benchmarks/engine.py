@@ -1,18 +1,26 @@
-"""Prefill and decode rates of the engine and of `transformers`, in turns in one run.
+"""Prefill and decode rates of this engine and of others, in turns in one run.
 
-    python -m benchmarks.engine --json [--batch 1 8 32] [--context 128] [--prefill 512]
-                                       [--threads 1] [--quick] [--registered-attention]
+    python -m benchmarks.engine --json [--batch 1 8 32] [--context 128 1024] [--prefill 512 2048]
+                                       [--threads 2] [--quick] [--peers llama.cpp vllm]
+                                       [--skip-ready] [--registered-attention]
 
-One JSON object a line: {"engine", "what", "batch", "context", "threads", "dtype", "tokens_per_s"}.
-A rate is the median over rounds; in each round every engine does the same step once. Engine "limit"
-is what none can beat: reading the weights once (decode), the layers' products alone (prefill).
+One JSON object a line: {"engine", "what": "prefill" or "decode", "batch", "context", "threads",
+"dtype", "tokens_per_s"}. A rate is the median over rounds; in each round every engine does the same
+step once. Engine "limit" is what none can beat: see `benchmarks.engine_limits`. Peers are other
+engines in float32, in environments of their own that `make bench-peers-setup` makes; without
+`--peers`, those that are installed.
+
+And {"engine", "what": "ready", "threads", "compiled_before", "seconds"}: from the start of a
+process to its first token, without and with what the engine compiled in earlier ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +33,15 @@ from benchmarks.engine_contenders import (
     load_transformers,
 )
 from benchmarks.engine_limits import Limits
+from benchmarks.engine_ready import kvferry_ready
+from benchmarks.peer_process import PeerUnavailable
+from benchmarks.peers_known import PEERS, start_peer
 from engine.model_directory import resolve_model
-from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL
+from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from benchmarks.engine_contenders import Contender
@@ -43,19 +54,42 @@ def main() -> None:
     arguments = _parse()
     directory = resolve_model(arguments.model, progress=True)
     modules = load_transformers(directory)
-    for threads in arguments.threads:
-        slots = max([*arguments.prefill, *(b * (c + 1) for b, c in _decodes(arguments))])
-        contenders = _contenders(arguments, directory, modules, threads, slots)
-        for tokens in arguments.prefill:
-            steps = {c.name: c.prefill(tokens) for c in contenders}
-            _report(arguments, "prefill", 1, tokens, threads, steps, tokens)
-        for batch, context in _decodes(arguments):
-            steps = {c.name: c.decode(batch, context) for c in contenders}
-            _report(arguments, "decode", batch, context, threads, steps, batch)
+    try:
+        for threads in arguments.threads:
+            with contextlib.ExitStack() as processes:
+                _measure(arguments, directory, modules, threads, processes)
+    except (PeerUnavailable, ConfigError) as problem:
+        sys.exit(str(problem))
 
 
-def _decodes(arguments: argparse.Namespace) -> list[tuple[int, int]]:
-    return [(batch, context) for context in arguments.context for batch in arguments.batch]
+def _measure(
+    arguments: argparse.Namespace,
+    directory: Path,
+    modules: Any,
+    threads: int,
+    processes: contextlib.ExitStack,
+) -> None:
+    peers = []
+    for name in arguments.peers:
+        peer = start_peer(name, arguments.model, directory, threads)
+        processes.callback(peer.close)
+        peers.append(peer)
+        _report_ready(arguments, name, threads, peer.compiled_before, peer.ready_s)
+    if not arguments.skip_ready:
+        for compiled_before, seconds in kvferry_ready(directory, threads):
+            _report_ready(arguments, Kvferry.name, threads, compiled_before, seconds)
+    slots = max([*arguments.prefill, *(b * (c + 1) for b, c in _decodes(arguments))])
+    contenders = [*_contenders(arguments, directory, modules, threads, slots), *peers]
+    for tokens in arguments.prefill:
+        steps = {c.name: c.prefill(tokens) for c in contenders}
+        _report(arguments, "prefill", 1, tokens, threads, steps, tokens)
+    for batch, context in _decodes(arguments):
+        steps = {c.name: c.decode(batch, context) for c in contenders}
+        _report(arguments, "decode", batch, context, threads, steps, batch)
+
+
+def _decodes(arguments: argparse.Namespace) -> Iterator[tuple[int, int]]:
+    return ((batch, context) for context in arguments.context for batch in arguments.batch)
 
 
 def _contenders(
@@ -79,7 +113,7 @@ def _report(
     batch: int,
     context: int,
     threads: int,
-    steps: dict[str, Callable[[], None]],
+    steps: dict[str, Callable[[], float]],
     tokens: int,
 ) -> None:
     for name, seconds in _time_in_turns(steps, arguments.rounds).items():
@@ -92,20 +126,29 @@ def _report(
             "dtype": "float32",
             "tokens_per_s": round(tokens / seconds, 1),
         }
-        text = json.dumps(row) if arguments.json else " ".join(f"{x!s:>12}" for x in row.values())
-        print(text, flush=True)  # noqa: T201
+        _print(arguments, row)
 
 
-def _time_in_turns(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+def _report_ready(
+    arguments: argparse.Namespace, name: str, threads: int, compiled_before: bool, seconds: float
+) -> None:
+    row = {"engine": name, "what": "ready", "threads": threads, "compiled_before": compiled_before}
+    _print(arguments, row | {"seconds": round(seconds, 1)})
+
+
+def _print(arguments: argparse.Namespace, row: dict[str, object]) -> None:
+    text = json.dumps(row) if arguments.json else " ".join(f"{x!s:>12}" for x in row.values())
+    print(text, flush=True)  # noqa: T201
+
+
+def _time_in_turns(steps: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """Median seconds of each step, after one round that is not counted."""
-    clock = MonotonicClock()
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):
         for name, step in steps.items():
-            before = clock.now()
-            step()
+            seconds = step()
             if turn > 0:
-                taken[name].append(clock.now() - before)
+                taken[name].append(seconds)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
@@ -114,15 +157,20 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", default=BUNDLED_MODEL)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--context", type=int, nargs="+", default=[128], help="tokens, decode")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[512], help="prompt tokens")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--context", type=int, nargs="*", default=[128, 1024], help="tokens, decode"
+    )
+    parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048], help="prompt tokens")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="three rounds")
+    installed = [name for name, kind in PEERS.items() if kind.is_installed]
+    parser.add_argument("--peers", nargs="*", default=installed, choices=[*PEERS])
+    parser.add_argument("--skip-ready", action="store_true", help="not our time to a first token")
     parser.add_argument(
         "--registered-attention",
         action="store_true",
-        help="a third engine: transformers' modules with our attention registered",
+        help="one more engine: transformers' modules with our attention registered",
     )
     arguments = parser.parse_args()
     if arguments.quick:

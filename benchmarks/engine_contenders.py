@@ -13,6 +13,7 @@ from engine.crew import Crew
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
+from kvferry.clock import MonotonicClock
 from kvferry.config import DType, KvDType
 from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.req_to_token_pool import ReqToTokenPool
@@ -28,17 +29,32 @@ CHUNK_TOKENS = 512
 
 
 class Contender(Protocol):
-    """An engine. The steps it makes may be called any number of times."""
+    """An engine. Its steps may be called any number of times; each says how long it took.
+
+    Only the last step that an engine has made is called.
+    """
 
     name: str
 
-    def prefill(self, tokens: int) -> Callable[[], None]:
-        """A step that computes a prompt of `tokens` and the logits after it."""
+    def prefill(self, tokens: int) -> Callable[[], float]:
+        """A step that computes a prompt of `tokens` and the logits after it. Seconds."""
         ...
 
-    def decode(self, batch: int, context: int) -> Callable[[], None]:
-        """A step that computes one token of `batch` sequences of `context` tokens."""
+    def decode(self, batch: int, context: int) -> Callable[[], float]:
+        """A step that computes one token of `batch` sequences of `context` tokens. Seconds."""
         ...
+
+
+def timed(step: Callable[[], None]) -> Callable[[], float]:
+    """The same step, which now returns the seconds it took."""
+    clock = MonotonicClock()
+
+    def run() -> float:
+        before = clock.now()
+        step()
+        return clock.now() - before
+
+    return run
 
 
 class Kvferry:
@@ -82,20 +98,25 @@ class Kvferry:
             for start, stop in itertools.pairwise(cuts)
         ]
 
-    def prefill(self, tokens: int) -> Callable[[], None]:
+    def prefill(self, tokens: int) -> Callable[[], float]:
         """See `Contender.prefill`."""
         return self._step(1, tokens, 0)
 
-    def decode(self, batch: int, context: int) -> Callable[[], None]:
+    def decode(self, batch: int, context: int) -> Callable[[], float]:
         """See `Contender.decode`."""
         return self._step(batch, context + 1, context)
 
-    def _step(self, batch: int, length: int, prefix_len: int) -> Callable[[], None]:
+    def first_token(self, prompt_tokens: int) -> int:
+        """The likeliest token after a short prompt."""
+        (part,) = self.batches(1, prompt_tokens, 0)
+        return int(self._runner.forward(part).argmax())
+
+    def _step(self, batch: int, length: int, prefix_len: int) -> Callable[[], float]:
         def step() -> None:
             for part in self.batches(batch, length, prefix_len):
                 self._runner.forward(part)
 
-        return step
+        return timed(step)
 
 
 class Transformers:
@@ -106,7 +127,7 @@ class Transformers:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def prefill(self, tokens: int) -> Callable[[], None]:
+    def prefill(self, tokens: int) -> Callable[[], float]:
         """See `Contender.prefill`."""
         ids = torch.from_numpy(_tokens(tokens).astype(np.int64))[None]
 
@@ -114,9 +135,9 @@ class Transformers:
         def step() -> None:
             self._model(ids, use_cache=True, logits_to_keep=1)
 
-        return step
+        return timed(step)
 
-    def decode(self, batch: int, context: int) -> Callable[[], None]:
+    def decode(self, batch: int, context: int) -> Callable[[], float]:
         """See `Contender.decode`."""
         import transformers
 
@@ -133,7 +154,7 @@ class Transformers:
             self._model(ids, past_key_values=cache, position_ids=positions, logits_to_keep=1)
             cache.crop(-1)
 
-        return step
+        return timed(step)
 
 
 class RegisteredAttention:
@@ -153,15 +174,15 @@ class RegisteredAttention:
         )
         self._attention = CpuAttention(self._kvferry.pool, Crew(threads))
 
-    def prefill(self, tokens: int) -> Callable[[], None]:
+    def prefill(self, tokens: int) -> Callable[[], float]:
         """See `Contender.prefill`."""
         return self._step(1, tokens, 0)
 
-    def decode(self, batch: int, context: int) -> Callable[[], None]:
+    def decode(self, batch: int, context: int) -> Callable[[], float]:
         """See `Contender.decode`."""
         return self._step(batch, context + 1, context)
 
-    def _step(self, batch: int, length: int, prefix_len: int) -> Callable[[], None]:
+    def _step(self, batch: int, length: int, prefix_len: int) -> Callable[[], float]:
         @torch.inference_mode()
         def step() -> None:
             for part in self._kvferry.batches(batch, length, prefix_len):
@@ -175,7 +196,7 @@ class RegisteredAttention:
                     plan=self._attention.plan(part.attention),
                 )
 
-        return step
+        return timed(step)
 
     def _attend(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any,

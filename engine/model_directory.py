@@ -71,7 +71,7 @@ def publish_once(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def _bundled_directory(cache_dir: Path, *, progress: bool) -> Path:
-    gguf = _bundled_gguf()
+    gguf = bundled_gguf()
     version = importlib.metadata.version(_BUNDLED_DISTRIBUTION)
     name = BUNDLED_MODEL.removeprefix(_BUNDLED_PREFIX)
     return _converted(gguf, cache_dir / f"{name}-{version}-{_CONVERSION}", progress)
@@ -95,7 +95,8 @@ def _converted(gguf: Path, target: Path, progress: bool) -> Path:
     return target
 
 
-def _bundled_gguf() -> Path:
+def bundled_gguf() -> Path:
+    """The file that the bundled model is made of. Raises `ConfigError` if it is not installed."""
     found = importlib.util.find_spec(_BUNDLED_PACKAGE)
     if found is None or found.origin is None:
         raise ConfigError(
