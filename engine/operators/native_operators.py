@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from engine.operators import native_kernels, quantized_kernels
+from engine.operators import native_kernels, quantized_kernels, token_kernels
 from engine.operators.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -70,31 +70,42 @@ class NativeOperators:
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Operators.rms_norm`."""
-        out = torch.empty_like(inputs)
-        native_kernels.rms_norm(inputs.numpy(), weight.numpy(), eps, out.numpy())
+        assert inputs.is_contiguous(), "a kernel reads them by their address"
+        tokens, width = inputs.shape
+        out = torch.empty(tokens, width)
+        addresses = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
+        part = token_kernels.RMS_NORM_PART
+        token_kernels.rms_norm(self._board, part, *addresses, tokens, width, eps)
         return out
 
     def add_rms_norm(
         self, residual: torch.Tensor, update: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `Operators.add_rms_norm`."""
-        out = torch.empty_like(residual)
-        native_kernels.add_rms_norm(
-            residual.numpy(), update.numpy(), weight.numpy(), eps, out.numpy()
-        )
+        assert residual.is_contiguous(), "a kernel changes it by its address"
+        assert update.is_contiguous(), "a kernel reads it by its address"
+        tokens, width = residual.shape
+        out = torch.empty(tokens, width)
+        addresses = residual.data_ptr(), update.data_ptr(), weight.data_ptr(), out.data_ptr()
+        part = token_kernels.ADD_RMS_NORM_PART
+        token_kernels.add_rms_norm(self._board, part, *addresses, tokens, width, eps)
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators.silu_and_mul`."""
-        tokens, width = gate_up.shape
-        out = torch.empty(tokens, width // 2)
-        native_kernels.silu_and_mul(gate_up.numpy(), out.numpy())
-        return out
+        return self._gate(gate_up, token_kernels.SILU_PART)
 
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators.gelu_tanh_and_mul`."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.gelu(gate, approximate="tanh").mul_(up)
+        return self._gate(gate_up, token_kernels.GELU_PART)
+
+    def _gate(self, gate_up: torch.Tensor, part: int) -> torch.Tensor:
+        assert gate_up.is_contiguous(), "a kernel reads it by its address"
+        tokens, width = gate_up.shape
+        out = torch.empty(tokens, width // 2)
+        addresses = gate_up.data_ptr(), out.data_ptr()
+        token_kernels.gate(self._board, part, *addresses, tokens, width // 2)
+        return out
 
     def norm_heads(
         self,
@@ -105,8 +116,13 @@ class NativeOperators:
         eps: float,
     ) -> None:
         """See `Operators.norm_heads`."""
-        heads = qkv.view(len(qkv), -1, len(key_weight)).numpy()
-        native_kernels.norm_heads(heads, query_weight.numpy(), key_weight.numpy(), kv_heads, eps)
+        assert qkv.is_contiguous(), "a kernel changes it by its address"
+        tokens, width = qkv.shape
+        head_dim = len(key_weight)
+        addresses = qkv.data_ptr(), query_weight.data_ptr(), key_weight.data_ptr()
+        sizes = tokens, width // head_dim, kv_heads, head_dim
+        part = token_kernels.NORM_HEADS_PART
+        token_kernels.norm_heads(self._board, part, *addresses, *sizes, eps)
 
     def rope_and_write(
         self,
@@ -118,17 +134,26 @@ class NativeOperators:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """See `Operators.rope_and_write`."""
-        tokens = len(qkv)
+        assert qkv.is_contiguous(), "a kernel reads it by its address"
+        assert keys.is_contiguous(), "a kernel writes slots by their address"
+        assert values.is_contiguous(), "a kernel writes slots by their address"
+        tokens, width = qkv.shape
         _, kv_heads, head_dim = keys.shape
-        heads = qkv.view(tokens, -1, head_dim)
-        queries = torch.empty(tokens, heads.shape[1] - 2 * kv_heads, head_dim)
-        native_kernels.rope_and_write(
-            heads.numpy(),
-            rope.numpy(),
-            positions.numpy(),
-            slots.numpy(),
-            keys.numpy(),
-            values.numpy(),
-            queries.numpy(),
+        num_heads = width // head_dim - 2 * kv_heads
+        queries = torch.empty(tokens, num_heads, head_dim)
+        token_kernels.rope_and_write(
+            self._board,
+            token_kernels.ROPE_PART,
+            qkv.data_ptr(),
+            rope.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            queries.data_ptr(),
+            tokens,
+            num_heads,
+            kv_heads,
+            head_dim,
         )
         return queries
