@@ -11,5 +11,5 @@ lies), `decoder` (the computation) over `decoder_layer` and `mlp`, `tensor_paral
 `tensor_parallel_group` (several ranks of it), `model_runner` (the one object the step calls),
 `cuda_model_runner` (the same on a GPU) over `cuda_graphs` and `cuda_device`,
 `crew` (threads that share the work of a step), `constraint` (what a grammar lets come next),
-`sampler` (the choice of the token).
+`sampler` (the choice of the token) over `drawing` and `ranking`.
 """

@@ -120,6 +120,31 @@ def test_min_p(others: dict[str, float]) -> None:
     _assert_distribution(_frequencies(logits, min_p=0.2, **others), expected)
 
 
+@pytest.mark.parametrize("vocab", [256, 1000, 5121])
+@pytest.mark.parametrize("params", [{}, {"min_p": 0.1}, {"top_p": 0.97}, {"top_k": 700}])
+def test_draws_fall_where_their_uniforms_do(vocab: int, params: dict[str, Any]) -> None:
+    logits = _logits(vocab=vocab)
+    probabilities = logits.double().softmax(0).numpy()
+    order = np.arange(vocab)
+    if "min_p" in params:
+        probabilities[probabilities < params["min_p"] * probabilities.max()] = 0.0
+    else:
+        is_ranked = "top_p" in params or params.get("top_k", vocab) < vocab
+        order = np.argsort(-probabilities, kind="stable") if is_ranked else order
+        best_first = probabilities[order]
+        cut = best_first.cumsum() - best_first >= params.get("top_p", 1.1)
+        cut[params.get("top_k", vocab) :] = True
+        probabilities[order[cut]] = 0.0
+    reached = (probabilities[order] / probabilities.sum()).cumsum()
+    rows = [_row(seed=seed, **params) for seed in range(200)]
+    for seed, token in enumerate(sample(logits.expand(200, -1), rows)):
+        (place,) = np.flatnonzero(order == token.token_id)
+        assert probabilities[token.token_id] > 0.0
+        # Weights are float32: a uniform that falls on an edge may go either way.
+        below = reached[place - 1] if place else 0.0
+        assert below - 1e-5 <= uniform(seed, 0) <= reached[place] + 1e-5
+
+
 def test_greedy_takes_the_best() -> None:
     logits = torch.stack([_logits(seed) for seed in range(5)])
     rows = [_row(temperature=0.0)] * 5
