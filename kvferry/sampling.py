@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: odd, so that no two of 2**64 samples have the same seed."""
 
+_REPETITION_PENALTY_MIN = 0.009999999776482582
+"""0.01 as the wire has it, in 24 bits."""
+
 
 class ConstraintKind(Enum):
     """In which notation the language of an answer is given. Values are the wire's names."""
@@ -94,7 +97,8 @@ class SamplingParams:
             raise InvalidInput("sampling.top_p", "0 keeps no token; must be > 0")
         _require_range("sampling.min_p", self.min_p, 0.0, 1.0)
         # Bounded below as well: dividing logits by less would overflow them.
-        _require_range("sampling.repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        least = _REPETITION_PENALTY_MIN
+        _require_range("sampling.repetition_penalty", self.repetition_penalty, least, 100.0)
         _require_range("sampling.presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require_range("sampling.frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _require_range("sampling.seed", self.seed, 0, 2**64 - 1)

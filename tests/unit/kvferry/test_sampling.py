@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from kvferry.errors import ErrorKind, InvalidInput
@@ -40,6 +41,8 @@ def test_defaults_are_valid_and_change_nothing():
         ("stop", ("x" * STOP_STRING_CHARACTERS_MAX,) * STOP_STRINGS_MAX),
         ("stop_token_ids", (VOCABULARY - 1,) * STOP_TOKEN_IDS_MAX),
         ("logit_bias", {0: -100.0}),
+        ("repetition_penalty", 0.01),
+        ("repetition_penalty", float(np.float32(0.01))),
     ],
 )
 def test_the_ends_of_each_range_are_allowed(field, value):
