@@ -90,7 +90,7 @@ class ClientRequest:
     request_id: str
     """Empty: the router chooses one."""
     model: str
-    """Empty: the served model."""
+    """Or one of its adapters, by name; empty: the served model."""
     input: PromptInput | None
     sampling: SamplingParams
     cache_salt: str = ""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from kvferry.adapter_files import adapter_identities
 from kvferry.cache_key import Sharing
 from kvferry.errors import (
     DeadlineExceeded,
@@ -29,6 +30,7 @@ from router.prompt_keys import prompt_keys
 from router.request_control import RequestControl
 from router.response_stream import ResponseStream
 from router.route_chooser import RouteChooser
+from router.served_models import ServedModels
 from router.tokenizer import load_tokenizer
 from router.validation import (
     cache_use_of,
@@ -81,6 +83,8 @@ class Router:
         self.model_directory = model_directory
         dtype = kv_dtype(config.cache.dtype, config.model.dtype)
         self.card: ModelCard = read_model_card(model_directory, dtype, config.model.context_length)
+        adapters = adapter_identities(config.model.adapters)
+        self.models = ServedModels(config.model.served_name, adapters)
         self.tokenizer = load_tokenizer(model_directory)
         # Not the served name: KV in files may be older than what that names today.
         self._weights = model_identity(model_directory, config.model)
@@ -191,7 +195,7 @@ class Router:
         """
         arrived_at = self._clock.now()
         request_id = check_request_id(request.request_id)
-        check_fields(request, self.config.model.served_name, self.card)
+        check_fields(request, self.models, self.card)
         with (
             self._in_flight_until(request_id, request, arrived_at) as control,
             self._waiting_room.entered(request.service_class, request.tenant) as visit,
@@ -201,7 +205,8 @@ class Router:
                 request.sampling.constraint, request.service_class, request.tenant
             )
             prompt = await self._encode(request.input)
-            cache_use = cache_use_of(request, self._weights)
+            adapter = self.models.adapter_of(request.model)
+            cache_use = cache_use_of(request, self._weights, adapter)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
             stream = ResponseStream(
                 valid,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.cache_key import CacheUse, build_extra_key
-from kvferry.errors import InvalidInput, UnknownModel
-from kvferry.ids import RequestId, new_request_id
+from kvferry.errors import InvalidInput
+from kvferry.ids import NO_ADAPTER, RequestId, new_request_id
 from kvferry.limits import (
     CACHE_PRIORITY_MAX,
     CACHE_SALT_CHARACTERS_MAX,
@@ -20,10 +20,11 @@ from kvferry.limits import (
 from router.request import ChatInput, TextInput, TokenInput, ValidRequest
 
 if TYPE_CHECKING:
-    from kvferry.ids import TokenIds
+    from kvferry.ids import AdapterId, TokenIds
     from kvferry.sampling import SamplingParams
     from router.model_card import ModelCard
     from router.request import ChatMessage, ClientRequest, PromptInput
+    from router.served_models import ServedModels
     from router.tokenizer import Tokenizer
 
 CHAT_ROLES = ("system", "user", "assistant", "tool")
@@ -35,10 +36,9 @@ def check_request_id(request_id: str) -> RequestId:
     return RequestId(request_id) if request_id else new_request_id()
 
 
-def check_fields(request: ClientRequest, served_model: str, card: ModelCard) -> None:
+def check_fields(request: ClientRequest, models: ServedModels, card: ModelCard) -> None:
     """Everything that needs no tokenizer. Raises `InvalidInput` or `UnknownModel`."""
-    if request.model not in ("", served_model):
-        raise UnknownModel(request.model[:REQUEST_ID_CHARACTERS_MAX], served_model)
+    models.name_of(request.model)
     _require_at_most("cache_salt", len(request.cache_salt), CACHE_SALT_CHARACTERS_MAX, "characters")
     if abs(request.priority) > CACHE_PRIORITY_MAX:
         problem = (
@@ -84,11 +84,11 @@ def encode_prompt(prompt: PromptInput, tokenizer: Tokenizer, tokens_max: int) ->
             return tokenizer.encode_chat(messages, tools, options, tokens_max)
 
 
-def cache_use_of(request: ClientRequest, weights: str) -> CacheUse:
-    """What the request's KV may be shared with: what has been computed from `weights` for the
-    same salt."""
-    extra_key = build_extra_key(weights, salt=request.cache_salt)
-    return CacheUse(extra_key, request.sharing, request.priority)
+def cache_use_of(request: ClientRequest, weights: str, adapter: AdapterId = NO_ADAPTER) -> CacheUse:
+    """What the request's KV may be shared with: what has been computed from `weights` with
+    `adapter` for the same salt."""
+    extra_key = build_extra_key(weights, adapter, request.cache_salt)
+    return CacheUse(extra_key, request.sharing, request.priority, adapter)
 
 
 def fit_to_context(

@@ -84,4 +84,5 @@ class InferenceService:
             page_size=router.config.cache.page_size,
             dtype=router.config.model.dtype.value,
             chat_template=router.tokenizer.has_chat_template,
+            adapters=router.models.adapters,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from aiohttp import web
 
-from kvferry.errors import DeadlineExceeded, InvalidInput, UnknownModel
+from kvferry.errors import DeadlineExceeded, InvalidInput
 from router.api.answer_streams import PromptFailed, answer_streams
 from router.api.http_errors import HttpRefusal, error_body
 from router.api.http_failures import CallFailed, server_fault
@@ -70,7 +70,7 @@ class OpenAiService:
         """POST /v1/chat/completions."""
         caller = self._caller(request, "chatcmpl")
         question = chat_question(await _read(request, ChatBody), caller)
-        head = self._head(caller)
+        head = self._head(question)
         return await self._answer(
             request, question, ChatAnswer(question, head, self._router.tokenizer)
         )
@@ -79,7 +79,7 @@ class OpenAiService:
         """POST /v1/completions."""
         caller = self._caller(request, "cmpl")
         question = completion_question(await _read(request, CompletionBody), caller)
-        head = self._head(caller)
+        head = self._head(question)
         return await self._answer(
             request, question, CompletionAnswer(question, head, self._router.tokenizer)
         )
@@ -87,24 +87,25 @@ class OpenAiService:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models."""
         self._tenant(request)
-        models: ModelList = {"object": "list", "data": [self._model()]}
+        entries = [self._model(name) for name in self._router.models.names]
+        models: ModelList = {"object": "list", "data": entries}
         return web.json_response(models)
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{model}."""
         self._tenant(request)
-        served, asked = self._router.config.model.served_name, request.match_info["model"]
-        if asked != served:
-            raise UnknownModel(asked[:128], served)
-        return web.json_response(self._model())
+        name = self._router.models.name_of(request.match_info["model"])
+        return web.json_response(self._model(name))
 
-    def _model(self) -> ModelOut:
+    def _model(self, name: str) -> ModelOut:
+        models = self._router.models
         return {
-            "id": self._router.config.model.served_name,
+            "id": name,
             "object": "model",
             "created": self._started_at,
             "owned_by": "kvferry",
             "max_model_len": self._router.card.context_length,
+            "parent": models.model if name in models.adapters else None,
         }
 
     def _caller(self, request: web.Request, kind: str) -> Caller:
@@ -124,8 +125,10 @@ class OpenAiService:
         key_tenant = security.tenant_of(request.headers) if security and needs_key else ""
         return account_of(key_tenant, _header(request, TENANT_HEADER))
 
-    def _head(self, caller: Caller) -> AnswerHead:
-        return AnswerHead(caller.request_id, _unix_time(), self._router.config.model.served_name)
+    def _head(self, question: Question) -> AnswerHead:
+        # One that is not served is refused with the request.
+        model = question.requests[0].model or self._router.models.model
+        return AnswerHead(question.id, _unix_time(), model)
 
     async def _answer(
         self, request: web.Request, question: Question, answer: Answer

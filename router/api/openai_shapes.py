@@ -163,17 +163,19 @@ class CompletionBodyOut(TypedDict):
 
 
 class ModelOut(TypedDict):
-    """The served model."""
+    """The served model, or one of its adapters."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    parent: str | None
+    """Which model it adapts; null of the model itself."""
 
 
 class ModelList(TypedDict):
-    """All of them: one."""
+    """All of them, the model first."""
 
     object: Literal["list"]
     data: list[ModelOut]

@@ -103,10 +103,13 @@ class InProcessCluster:
         self.workers.clear()
         gc.collect()
 
-    def generate(self, ids: Sequence[int], max_tokens: int, **sampling: Any) -> Answer:
+    def generate(
+        self, ids: Sequence[int], max_tokens: int, model: str = "", **sampling: Any
+    ) -> Answer:
         """Answer one prompt, greedily unless told otherwise."""
         params = {"temperature": 0.0, "ignore_eos": True} | sampling
         request = inference.GenerateRequest(
+            model=model,
             token_ids=inference.TokenIds(ids=ids),
             sampling=inference.SamplingParams(max_tokens=max_tokens, **params),
         )

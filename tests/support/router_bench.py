@@ -71,10 +71,15 @@ class RouterBench:
 
 @contextlib.asynccontextmanager
 async def router_bench(
-    directory: Path, *workers: FakeWorker, **router_settings: Any
+    directory: Path,
+    *workers: FakeWorker,
+    adapters: dict[str, str] | None = None,
+    **router_settings: Any,
 ) -> AsyncIterator[RouterBench]:
     """Start, and stop everything at the end."""
     config = replace(CONFIG, router=replace(CONFIG.router, **router_settings))
+    if adapters is not None:
+        config = replace(config, model=replace(config.model, adapters=adapters))
     infos = [await worker.start() for worker in workers]
     router = Router(config, directory, MonotonicClock(), random.Random(7))
     await router.start()

@@ -8,7 +8,7 @@ import pytest
 
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput, UnknownModel
-from kvferry.ids import ExtraKey, RequestId
+from kvferry.ids import AdapterId, ExtraKey, RequestId
 from kvferry.sampling import SamplingParams
 from router.model_card import ModelCard
 from router.request import (
@@ -21,6 +21,7 @@ from router.request import (
     Tool,
     ToolCall,
 )
+from router.served_models import ServedModels
 from router.tokenizer import Tokenizer
 from router.validation import (
     cache_use_of,
@@ -32,6 +33,7 @@ from router.validation import (
 )
 from tests.support.router_model import byte_tokenizer
 
+MODELS = ServedModels("served", {"sql": AdapterId("5a1e")})
 CARD = ModelCard(vocab_size=100, context_length=50, eos_token_ids=(1,), kv_bytes_per_token=8)
 
 
@@ -77,18 +79,19 @@ USE = CacheUse(ExtraKey(""))
 )
 def test_a_refusal_names_the_field(bad: ClientRequest, field: str) -> None:
     with pytest.raises(InvalidInput, match=f"^{field}"):
-        check_fields(bad, "served", CARD)
+        check_fields(bad, MODELS, CARD)
 
 
 def test_every_known_role_is_taken() -> None:
-    check_fields(request(chat("system", "user", "assistant", "tool")), "served", CARD)
+    check_fields(request(chat("system", "user", "assistant", "tool")), MODELS, CARD)
 
 
 def test_only_the_served_model_is_served() -> None:
-    check_fields(request(GOOD, model="served"), "served", CARD)
-    check_fields(request(GOOD, model=""), "served", CARD)
-    with pytest.raises(UnknownModel, match=r"'other'.*'served'"):
-        check_fields(request(GOOD, model="other"), "served", CARD)
+    check_fields(request(GOOD, model="served"), MODELS, CARD)
+    check_fields(request(GOOD, model=""), MODELS, CARD)
+    check_fields(request(GOOD, model="sql"), MODELS, CARD)
+    with pytest.raises(UnknownModel, match=r"'other'.*'served', 'sql'"):
+        check_fields(request(GOOD, model="other"), MODELS, CARD)
 
 
 def test_an_id_is_given_where_there_is_none() -> None:
@@ -122,19 +125,20 @@ def test_a_prompt_must_leave_room_for_an_answer(
         fit_to_context(RequestId("r"), request(given), prompt_of(length), USE, 50)
 
 
-def test_model_and_salt_make_the_extra_key() -> None:
+def test_model_adapter_and_salt_make_the_extra_key() -> None:
     keys = {
-        cache_use_of(request(GOOD, salt=salt), model).extra_key
+        cache_use_of(request(GOOD, salt=salt), model, AdapterId(adapter)).extra_key
         for model in ("m", "n")
-        for salt in ("", "tenant", "other")
+        for adapter in ("", "one", "two")
+        for salt in ("", "tenant", "one")
     }
-    assert len(keys) == 6
+    assert len(keys) == 18
     assert cache_use_of(request(GOOD, model="m"), "m") == cache_use_of(request(GOOD), "m")
 
 
 def test_sharing_and_priority_are_carried_on() -> None:
     asked = dataclasses.replace(request(GOOD), sharing=Sharing.RECOMPUTED, priority=-100)
-    check_fields(asked, "m", CARD)
+    check_fields(asked, MODELS, CARD)
     valid = fit_to_context(RequestId("r"), asked, prompt_of(3), cache_use_of(asked, "m"), 50)
     assert (valid.cache_use.sharing, valid.cache_use.priority) == (Sharing.RECOMPUTED, -100)
 
@@ -143,7 +147,7 @@ def test_sharing_and_priority_are_carried_on() -> None:
 def test_a_priority_beyond_its_bounds_is_named(priority: int) -> None:
     asked = dataclasses.replace(request(GOOD), priority=priority)
     with pytest.raises(InvalidInput, match=r"^priority: is -?101; must be from -100 to 100$"):
-        check_fields(asked, "m", CARD)
+        check_fields(asked, MODELS, CARD)
 
 
 def test_token_ids_are_taken_as_they_are() -> None:
