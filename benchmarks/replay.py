@@ -11,6 +11,7 @@ shared by all, would leave to be computed: at load .5 such a cache keeps workers
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,11 @@ import numpy as np
 
 from benchmarks.replay_cache import WorkerCaches
 from benchmarks.replay_knowledge import Dispatch, RouterKnowledge
+from router.compiled import compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from benchmarks.replay_trace import Trace
@@ -54,7 +58,6 @@ class ReplayResult:
     """Busiest worker's time over the mean."""
     ttft_s: NDArray[np.float64]
     """Of each request in order of arrival."""
-    offered_tok_s_worker: float
 
     def quantile_s(self, share: float) -> float:
         """TTFT."""
@@ -79,16 +82,20 @@ class Workload:
             cache.store(0, path)
         return uncached / TOKENS_PER_S + REQUEST_S * len(self.trace.requests)
 
-    def arrivals_s(self, settings: ReplaySettings) -> tuple[NDArray[np.float64], float]:
-        """Of the requests that follow no other, and the time over which they are spread."""
+    def offered_tok_s_worker(self, load: float) -> float:
+        """Prompt tokens per second and worker."""
+        return self.prompt_tokens * load / self.work_s
+
+    def arrivals_s(self, settings: ReplaySettings) -> NDArray[np.float64]:
+        """Of the requests that follow no other."""
         span_s = self.work_s / (settings.load * settings.workers)
         starts = self.trace.starts
         if self.trace.is_open_loop:
             times = np.array([self.trace.requests[start].at_s for start in starts], dtype=float)
             times -= times.min()
-            return times * (span_s / max(times.max(), 1e-9)), span_s
+            return times * (span_s / max(times.max(), 1e-9))
         rng = np.random.default_rng([settings.seed, len(starts)])
-        return np.sort(rng.random(len(starts))) * span_s, span_s
+        return np.sort(rng.random(len(starts))) * span_s
 
 
 class Replay:
@@ -110,11 +117,33 @@ class Replay:
         self._free_at = np.zeros(workers)
         self._worked_s = np.zeros(workers)
         self._computed_tokens = 0
-        self._ttft_s: list[float] = []
 
     def run(self) -> ReplayResult:
         """The figures; equal for equal seeds."""
-        times, span_s = self._workload.arrivals_s(self._settings)
+        ttft_s = np.fromiter(self._ttfts_s(), dtype=np.float64)
+        return ReplayResult(
+            hit_rate=1.0 - self._computed_tokens / self._workload.prompt_tokens,
+            work_max_mean=float(self._worked_s.max() / self._worked_s.mean()),
+            ttft_s=ttft_s,
+        )
+
+    def holds(self, share: float, limit_s: float) -> bool:
+        """Whether that quantile of TTFT is within the limit; ends as soon as it cannot be."""
+        requests = len(self._trace.requests)
+        # So many beyond the limit, and the quantile lies between two of them.
+        too_many = requests - math.floor(share * (requests - 1))
+        ttft_s: list[float] = []
+        late = 0
+        for each in self._ttfts_s():
+            ttft_s.append(each)
+            late += each > limit_s
+            if late == too_many:
+                return False
+        return float(np.quantile(ttft_s, share)) <= limit_s
+
+    def _ttfts_s(self) -> Iterator[float]:
+        """Of each request, in order of arrival, as it is placed."""
+        times = self._workload.arrivals_s(self._settings)
         queue = list(zip(times.tolist(), self._trace.starts, strict=True))
         heapq.heapify(queue)
         while queue:
@@ -125,13 +154,7 @@ class Replay:
             for follower in request.followers:
                 think_s = self._trace.requests[follower].think_s
                 heapq.heappush(queue, (ended_s + think_s, follower))
-        prompt_tokens = self._workload.prompt_tokens
-        return ReplayResult(
-            hit_rate=1.0 - self._computed_tokens / prompt_tokens,
-            work_max_mean=float(self._worked_s.max() / self._worked_s.mean()),
-            ttft_s=np.array(self._ttft_s),
-            offered_tok_s_worker=prompt_tokens / span_s / self._settings.workers,
-        )
+            yield first_s - now
 
     def _serve(self, now: float, number: int) -> float:
         """Route a request and have it computed; returns when its first token comes."""
@@ -148,7 +171,6 @@ class Replay:
         dispatch = self._compute(now, worker, number)
         for other, knowledge in enumerate(self._routers):
             knowledge.hear(dispatch, None if other == chosen_by else self._settings.event_delay_s)
-        self._ttft_s.append(dispatch.finished_s - now)
         return dispatch.finished_s
 
     def _compute(self, now: float, worker: int, number: int) -> Dispatch:
@@ -166,7 +188,19 @@ class Replay:
         return Dispatch(worker, tokens, now, service_s, finished_s, changes)
 
     def _draw_cheapest(self, costs: NDArray[np.float64]) -> int:
-        positions = np.flatnonzero(costs <= costs.min() + _TIE)
-        return int(
-            positions[self._rng.integers(positions.size)] if positions.size > 1 else positions[0]
-        )
+        cheapest = _cheapest(costs)
+        drawn = self._rng.integers(cheapest.size) if cheapest.size > 1 else 0
+        return int(cheapest[drawn])
+
+
+@compiled("int64[::1](float64[::1])")
+def _cheapest(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Positions of those that are as good as the least."""
+    bound = costs.min() + _TIE
+    found = np.empty(costs.size, dtype=np.int64)
+    count = 0
+    for position in range(costs.size):
+        if costs[position] <= bound:
+            found[count] = position
+            count += 1
+    return found[:count]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from router.compiled import compiled
 from router.policies.history import PlacementHistory
 from router.policies.pool import NO_HEAT, PoolView, Prompt
 
@@ -31,14 +32,6 @@ class Dispatch:
     """(node, blocks gained or lost) in the worker's cache."""
 
 
-@dataclass(order=True, slots=True)
-class _News:
-    at_s: float
-    number: int
-    kind: str = field(compare=False)
-    dispatch: Dispatch = field(compare=False)
-
-
 class RouterKnowledge:
     """Its own dispatches count at once, all else when the news of it arrives."""
 
@@ -59,7 +52,8 @@ class RouterKnowledge:
         self._free_at = np.zeros(workers)
         self._requests = np.zeros(workers, dtype=np.int64)
         self._active = np.zeros(workers, dtype=np.int64)
-        self._news: list[_News] = []
+        self._news: list[tuple[float, int, str, Dispatch]] = []
+        """When it will be heard, its number among all, of what kind, and what of."""
         self._numbers = itertools.count()
         self._slots = np.full(workers, cache_tokens, dtype=np.int64)
         self._rates = np.full(workers, tokens_per_ms)
@@ -71,9 +65,7 @@ class RouterKnowledge:
     ) -> PoolView:
         """The snapshot at `now`, in seconds."""
         self._catch_up(now)
-        held = self._held[path].clip(0, self._node_blocks[path, np.newaxis])
-        hits = held.sum(axis=0) * block_tokens
-        hits = hits.clip(0, prompt.tokens - 1)
+        hits = _hit_tokens(self._held, self._node_blocks, path, block_tokens, prompt.tokens)
         sent = hits
         if self._policy.reads_sent:
             sent = self.history.sent_tokens(range(hits.size), prompt)
@@ -94,32 +86,55 @@ class RouterKnowledge:
 
     def hear(self, dispatch: Dispatch, delay_s: float | None) -> None:
         """Of a dispatch: its own (None), or one whose news come late by `delay_s`."""
-        late_s = delay_s or 0.0
-        self._expect("sent", dispatch.at_s + late_s, dispatch)
         # A worker tells of what it will hold when it accepts a prompt, but of what it gave up for
         # that only when it did.
-        self._expect("held", dispatch.at_s + late_s, dispatch)
-        lost_s = dispatch.at_s if delay_s is None else dispatch.finished_s + late_s
-        self._expect("lost", lost_s, dispatch)
-        self._expect("finished", dispatch.finished_s + late_s, dispatch)
+        if delay_s is None:
+            for kind in ("sent", "held", "lost"):
+                self._learn(kind, dispatch)
+            self._expect("finished", dispatch.finished_s, dispatch)
+            return
+        self._expect("sent", dispatch.at_s + delay_s, dispatch)
+        self._expect("held", dispatch.at_s + delay_s, dispatch)
+        self._expect("lost", dispatch.finished_s + delay_s, dispatch)
+        self._expect("finished", dispatch.finished_s + delay_s, dispatch)
 
     def _expect(self, kind: str, at_s: float, dispatch: Dispatch) -> None:
-        heapq.heappush(self._news, _News(at_s, next(self._numbers), kind, dispatch))
+        heapq.heappush(self._news, (at_s, next(self._numbers), kind, dispatch))
 
     def _catch_up(self, now: float) -> None:
-        while self._news and self._news[0].at_s <= now:
-            news = heapq.heappop(self._news)
-            dispatch = news.dispatch
-            worker = dispatch.worker
-            if news.kind == "sent":
-                begins_s = max(self._free_at[worker], dispatch.at_s)
-                self._free_at[worker] = begins_s + dispatch.service_s
-                self._requests[worker] += 1
-                self._active[worker] += dispatch.tokens
-            elif news.kind == "finished":
-                self._requests[worker] -= 1
-                self._active[worker] -= dispatch.tokens
-            else:
-                for node, blocks in dispatch.changes:
-                    if (blocks > 0) == (news.kind == "held"):
-                        self._held[node, worker] += blocks
+        while self._news and self._news[0][0] <= now:
+            _, _, kind, dispatch = heapq.heappop(self._news)
+            self._learn(kind, dispatch)
+
+    def _learn(self, kind: str, dispatch: Dispatch) -> None:
+        worker = dispatch.worker
+        if kind == "sent":
+            begins_s = max(self._free_at[worker], dispatch.at_s)
+            self._free_at[worker] = begins_s + dispatch.service_s
+            self._requests[worker] += 1
+            self._active[worker] += dispatch.tokens
+        elif kind == "finished":
+            self._requests[worker] -= 1
+            self._active[worker] -= dispatch.tokens
+        else:
+            for node, blocks in dispatch.changes:
+                if (blocks > 0) == (kind == "held"):
+                    self._held[node, worker] += blocks
+
+
+@compiled("int64[::1](int64[:, ::1], int64[::1], int64[:], int64, int64)")
+def _hit_tokens(
+    held: NDArray[np.int64],
+    node_blocks: NDArray[np.int64],
+    path: NDArray[np.int64],
+    block_tokens: int,
+    prompt_tokens: int,
+) -> NDArray[np.int64]:
+    """Of the prompt with the nodes `path`, that each worker holds, as far as is known."""
+    found = np.zeros(held.shape[1], dtype=np.int64)
+    for node in path:
+        for worker in range(found.size):
+            found[worker] += min(max(held[node, worker], 0), node_blocks[node])
+    for worker in range(found.size):
+        found[worker] = min(found[worker] * block_tokens, prompt_tokens - 1)
+    return found

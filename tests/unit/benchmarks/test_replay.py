@@ -100,9 +100,11 @@ def test_a_single_request_takes_its_own_time(workload: Workload) -> None:
 def test_load_is_set_by_the_work_of_a_perfect_cache(workload: Workload) -> None:
     uncached = 4 * 32 * 16 + 60 * 12 * 16
     assert workload.work_s == pytest.approx(uncached / TOKENS_PER_S + 180 * REQUEST_S)
-    times, span_s = workload.arrivals_s(ReplaySettings(workers=4, seed=1, load=0.5))
-    assert span_s == pytest.approx(workload.work_s / 2)
-    assert times.max() <= span_s
+    times = workload.arrivals_s(ReplaySettings(workers=4, seed=1, load=0.5))
+    span_s = workload.work_s / 2
+    assert 0.9 * span_s < times.max() <= span_s
+    offered = workload.prompt_tokens / span_s / 4
+    assert workload.offered_tok_s_worker(0.5) == pytest.approx(offered)
 
 
 @pytest.mark.parametrize("name", benchmark.CONTENDERS)
@@ -170,11 +172,16 @@ def test_the_default_holds_its_own_on_a_shared_prefix(
     assert ours["hit_rate"] >= 0.97 * max(near)
 
 
-def test_goodput_is_the_load_at_which_the_limit_is_met(workload: Workload) -> None:
-    policy, settings = benchmark.CONTENDERS["min_ttft"], ReplaySettings(workers=4, seed=1)
-    strict, loose = (benchmark.goodput(workload, policy, settings, limit) for limit in (0.03, 0.3))
-    assert 0 < strict < loose
-    assert benchmark.goodput(workload, policy, settings, 0.001) == 0
+@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
+def test_a_replay_that_ends_early_says_what_a_whole_one_does(
+    workload: Workload, share: float
+) -> None:
+    policy, settings = benchmark.CONTENDERS["min_ttft"], ReplaySettings(4, seed=1, load=2.0)
+    result = Replay(workload, policy, settings).run()
+    middle = result.quantile_s(share)
+    for limit_s in (0.0, *np.quantile(result.ttft_s, [share - 0.02, share]), middle, 9.0):
+        holds = Replay(workload, policy, settings).holds(share, float(limit_s))
+        assert holds == (middle <= limit_s), limit_s
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
