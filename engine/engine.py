@@ -401,6 +401,8 @@ class Engine:
             self.kv_cache.release(kv, request.tokens[: kv.committed_len] if publish else None)
 
     def _measure(self, items: Sequence[StepItem], seconds: float) -> None:
+        if self.scheduler.itl_limit is not None:
+            self.scheduler.itl_limit.observe(items, seconds)
         tokens = sum(
             item.stop - item.start for item in items if item.request.stage is Stage.PREFILLING
         )

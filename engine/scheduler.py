@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.admission import Admission
+from engine.itl_limit import ItlLimit
 from engine.prompt_order import before, count_passed_over, next_to_admit, turn
 from engine.request import Request, Stage
 from kvferry.errors import Overloaded
@@ -62,6 +63,9 @@ class Scheduler:
             "samples_forked": 0,
             "samples_queued": 0,
         }
+        limit_ms = config.itl_limit_ms
+        self.itl_limit = ItlLimit(limit_ms / 1000.0) if limit_ms else None
+        """None: prompts take what `chunk_tokens` leaves them."""
         self._config = config
         self._kv_cache = kv_cache
         self._admission = Admission(kv_cache, config.output_reserve)
@@ -361,7 +365,12 @@ class Scheduler:
     @property
     def _prefill_budget(self) -> int:
         """Prompt tokens that a step may compute."""
-        return max(self._config.chunk_tokens - len(self._decoding), 1)
+        most = max(self._config.chunk_tokens - len(self._decoding), 1)
+        if self.itl_limit is None:
+            return most
+        return self.itl_limit.prompt_tokens(
+            self._decoding.values(), self._prefilling.values(), most
+        )
 
     @property
     def _occupied(self) -> int:

@@ -229,6 +229,10 @@ class SchedulerConfig:
     """Most prompt tokens computed in one step, over all requests. A step cannot be interrupted,
     so this also bounds how long a cancelled request keeps its KV: 128 tokens of a 135M model are
     about 0.45 s of one core, 0.7 s behind a long context."""
+    itl_limit_ms: float = 0.0
+    """How long a step may take while answers are running: what it computes of prompts is cut to
+    that, by what steps have cost on this worker, though not below 16 tokens. 0: no limit but
+    `chunk_tokens`."""
     running_max: int = 32
     """Most sequences decoded together."""
     queue_max: int = 256

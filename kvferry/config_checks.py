@@ -52,6 +52,7 @@ _AT_LEAST: Mapping[str, float] = (
         "cache.host.load_back_tokens_min": 1,
         "cache.host.files.bytes_max": 1,
         "scheduler.chunk_tokens": 1,
+        "scheduler.itl_limit_ms": 0,
         "scheduler.running_max": 1,
         "scheduler.queue_max": 0,
         "scheduler.output_reserve": 0,
