@@ -10,7 +10,8 @@ prompts of 2,048 tokens come in one after the other for a minute, all different,
 * undisturbed: the streams alone, on one prefill and one decode worker of one thread and one core;
 * pd: the same, with the prompts. It shares its cluster with `undisturbed`, which runs before it;
 * aggregated: one worker with two threads on both cores, that computes each prompt in one step;
-* aggregated_chunked: the same with the default `scheduler.chunk_tokens`.
+* aggregated_chunked: the same with the default `scheduler.chunk_tokens`;
+* aggregated_limited: the same with `scheduler.itl_limit_ms` of 150.
 
 Everything else, this program and the router included, runs on whichever core the system chooses.
 Each mode begins with fresh streams and lasts equally long, because decoding slows down as streams
@@ -61,6 +62,7 @@ _CLUSTERS: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
     ((UNDISTURBED, "pd"), _APART),
     (("aggregated",), _TOGETHER | {"scheduler.chunk_tokens": "8192"}),
     (("aggregated_chunked",), _TOGETHER),
+    (("aggregated_limited",), _TOGETHER | {"scheduler.itl_limit_ms": "150"}),
 )
 MODES = tuple(mode for modes, _ in _CLUSTERS for mode in modes)
 
