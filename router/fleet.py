@@ -11,6 +11,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvferry.errors import KvferryError, UnknownWorker, WorkerUnavailable
 from kvferry.limits import AUDIT_CALL_GRACE_S, AUDIT_TIMEOUT_S, WORKER_STATUS_TIMEOUT_S
 from kvferry.membership import Membership, Role
@@ -18,14 +20,13 @@ from router.bell import Bell
 from router.fleet_capacity import fleet_capacity
 from router.grpc_worker_client import GrpcWorkerClient
 from router.load import LoadBook
-from router.policy import NO_WORKERS, ClusterView, Roster, WorkersView
+from router.policy import ClusterView, Roster, WorkersView
 from router.prefix_index import PrefixIndex
 from router.worker_monitor import WorkerMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from kvferry.audit_report import AuditReport
@@ -68,21 +69,29 @@ class _Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Usable:
-    """The workers of one pool that may be chosen, and where their columns are."""
+    """Who may be chosen, until a worker comes, goes, or falls silent; and where they are found."""
 
     roster: Roster
+    """Those that only compute, then those that decode."""
+    prefillers: int
+    """How many only compute."""
     load_rows: NDArray[np.intp]
-    index_numbers: NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pools:
-    """Who may be chosen, until a worker comes, goes, or falls silent."""
-
-    prefill: _Usable
-    decode: _Usable
+    prefill_numbers: NDArray[np.intp]
+    """In the index of those that only compute, which has none of the others."""
+    decode_numbers: NDArray[np.intp]
+    """In the index of those that decode."""
     are_late: bool
-    """No worker that decodes answered last time; `decode` are those that may yet."""
+    """No worker that decodes answered last time; these may yet."""
+
+    @property
+    def prefill_rows(self) -> NDArray[np.intp]:
+        """Of those that only compute."""
+        return self.load_rows[: self.prefillers]
+
+    @property
+    def decode_rows(self) -> NDArray[np.intp]:
+        """Of those that decode."""
+        return self.load_rows[self.prefillers :]
 
 
 class Fleet:
@@ -111,7 +120,7 @@ class Fleet:
         self._prefill_index = PrefixIndex(on_expected=on_expected)
         self._decode_index = PrefixIndex(on_expected=on_expected)
         self._version = 0
-        self._pools_now: _Pools | None = None
+        self._usable_now: _Usable | None = None
         """None: have to be found anew."""
         self._capacity: tuple[int, FleetCapacity] | None = None
         """With the changes of loads when it was found."""
@@ -173,19 +182,22 @@ class Fleet:
     def view(self, prompt: NDArray[np.uint64], *, goes_first: bool = False) -> ClusterView:
         """The workers to choose from, and what they hold of `prompt`: the hashes of its blocks.
         If it `goes_first`, they have only that to compute before it which does so too."""
-        pools = self._pools()
-        return ClusterView(
-            prefill=self._view_of(pools.prefill, self._prefill_index, prompt, goes_first),
-            decode=self._view_of(pools.decode, self._decode_index, prompt, goes_first),
-        )
+        usable, step = self._usable(), self._block_tokens
+        hits = np.zeros(len(usable.roster), dtype=np.int64)
+        if usable.prefillers:
+            self._prefill_index.note_hits(prompt, usable.prefill_numbers, step, hits)
+        self._decode_index.note_hits(prompt, usable.decode_numbers, step, hits)
+        loads = self._loads.loads(usable.load_rows)
+        loads = loads.for_first() if goes_first else loads
+        return ClusterView(WorkersView(usable.roster, hits, loads), usable.prefillers)
 
     def capacity(self, running_max: int) -> FleetCapacity:
         """What the workers can take in, each `running_max` sequences at a time. Costs something
         only where a load changed since."""
-        pools, changes = self._pools(), self._loads.changes
+        usable, changes = self._usable(), self._loads.changes
         if self._capacity is None or self._capacity[0] != changes:
-            decode = self._loads.loads(pools.decode.load_rows)
-            prefill = self._loads.loads(pools.prefill.load_rows)
+            decode = self._loads.loads(usable.decode_rows)
+            prefill = self._loads.loads(usable.prefill_rows)
             capacity = fleet_capacity(prefill, decode, running_max, self.kv_slots_max())
             self._capacity = changes, capacity
         return self._capacity[1]
@@ -222,10 +234,10 @@ class Fleet:
 
     def kv_slots_max(self) -> int | None:
         """Slots of the largest worker that decodes and can be reached; None if unknown."""
-        pools = self._pools()
-        if pools.are_late:
+        usable = self._usable()
+        if usable.are_late:
             return None
-        totals = self._loads.loads(pools.decode.load_rows).slots_total
+        totals = self._loads.loads(usable.decode_rows).slots_total
         return int(totals.max(initial=0)) or None
 
     async def audit(self, worker_id: WorkerId | None) -> dict[WorkerId, AuditReport | KvferryError]:
@@ -300,41 +312,31 @@ class Fleet:
 
     def _workers_changed(self) -> None:
         """Others may be chosen from now on."""
-        self._pools_now = None
+        self._usable_now = None
         self._capacity = None
         self.readiness_changed.set()
         self.workers_changed.ring()
 
-    def _pools(self) -> _Pools:
-        if self._pools_now is None:
+    def _usable(self) -> _Usable:
+        if self._usable_now is None:
             members = self._open_members()
             prefill = [m for m in members if m.info.role is Role.PREFILL and m.monitor.is_reachable]
             decode = [m for m in members if m.info.role is not Role.PREFILL]
             reachable = [member for member in decode if member.monitor.is_reachable]
             # If nobody answered last time, those that are only late: one late answer of the only
             # worker must not refuse every request meanwhile.
-            usable = reachable or [member for member in decode if member.monitor.is_late]
-            self._pools_now = _Pools(
-                prefill=self._usable(prefill, self._prefill_index),
-                decode=self._usable(usable, self._decode_index),
+            decode = reachable or [member for member in decode if member.monitor.is_late]
+            infos = [member.info for member in (*prefill, *decode)]
+            names = [info.worker_id for info in infos]
+            self._usable_now = _Usable(
+                roster=Roster.of(infos),
+                prefillers=len(prefill),
+                load_rows=self._loads.rows_of(names),
+                prefill_numbers=self._prefill_index.numbers_of(names),
+                decode_numbers=self._decode_index.numbers_of(names),
                 are_late=not reachable,
             )
-        return self._pools_now
-
-    def _usable(self, members: list[_Member], index: PrefixIndex) -> _Usable:
-        infos = [member.info for member in members]
-        names = [info.worker_id for info in infos]
-        return _Usable(Roster.of(infos), self._loads.rows_of(names), index.numbers_of(names))
-
-    def _view_of(
-        self, usable: _Usable, index: PrefixIndex, prompt: NDArray[np.uint64], goes_first: bool
-    ) -> WorkersView:
-        if not len(usable.roster):
-            return NO_WORKERS
-        blocks = index.hits(prompt, usable.index_numbers)
-        loads = self._loads.loads(usable.load_rows)
-        loads = loads.for_first() if goes_first else loads
-        return WorkersView(usable.roster, blocks * self._block_tokens, loads)
+        return self._usable_now
 
     def _summary_of(self, member: _Member) -> WorkerSummary:
         monitor, now = member.monitor, self._clock.now()

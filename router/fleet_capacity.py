@@ -78,5 +78,5 @@ def fleet_capacity(
 
 def uncached_tokens(view: ClusterView, prompt_tokens: int) -> int:
     """What has to be computed of a prompt, at the worker that holds most of it."""
-    computing = view.prefill if len(view.prefill) else view.decode
+    computing = view.prefill if view.prefillers else view.decode
     return max(1, prompt_tokens - int(computing.hit_tokens.max(initial=0)))

@@ -88,13 +88,18 @@ class HolderTable:
         for segment, size in enumerate(self._sizes[_SIZE].tolist()):
             self._slots[segment, :size, :kept] = before[segment, :size]
 
-    def hits(
-        self, blocks: NDArray[np.uint64], among: int, holders: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
-        """How many leading blocks of a chain each of these holders holds; `among` are those that
-        are asked about, as bits: others hold nothing."""
-        asked = np.frombuffer(among.to_bytes(8 * self._words, "little"), dtype=np.uint64)
-        return _hits(self._slots, self._sizes, blocks, asked, holders)
+    def note_hits(
+        self,
+        blocks: NDArray[np.uint64],
+        among: NDArray[np.uint64],
+        holders: NDArray[np.intp],
+        step: int,
+        found: NDArray[np.int64],
+    ) -> None:
+        """Write into `found`, at the positions of these holders, `step` for each leading block of
+        a chain that they hold. `among` are those that are asked about, a bit for each: others
+        hold nothing. There may be no such holder: what `found` has in its place stays."""
+        _note_hits(self._slots, self._sizes, blocks, among, holders, step, found)
 
     def add(self, blocks: NDArray[np.uint64], holder: int, room: int) -> tuple[int, bool]:
         """Note a holder of these blocks, one after the other, until it holds `room` more than
@@ -182,17 +187,19 @@ def _note(length_of: NDArray[np.int64], length: int, bits: NDArray[np.uint64]) -
 
 
 @compiled(
-    "int64[::1](uint64[:, :, ::1], int64[:, ::1], Array(uint64, 1, 'C', readonly=True),"
-    " Array(uint64, 1, 'C', readonly=True), int64[:])"
+    "void(uint64[:, :, ::1], int64[:, ::1], Array(uint64, 1, 'C', readonly=True),"
+    " Array(uint64, 1, 'C', readonly=True), int64[::1], int64, int64[::1])"
 )
-def _hits(
+def _note_hits(
     slots: NDArray[np.uint64],
     sizes: NDArray[np.int64],
     blocks: NDArray[np.uint64],
     asked: NDArray[np.uint64],
     holders: NDArray[np.intp],
-) -> NDArray[np.int64]:
-    """How many leading blocks each of `holders` holds.
+    step: int,
+    found: NDArray[np.int64],
+) -> None:
+    """`step` for each leading block that `holders` hold.
 
     Holders of a block hold all before it, so this is a bisection for all of them together: about
     log2(blocks) probes for each length that occurs.
@@ -233,11 +240,9 @@ def _hits(
             spans[count] = middle, high
             bits[count, 0] = held
         count += some_end + some_go_on
-    found = np.zeros(holders.size, dtype=np.int64)
     for position, holder in enumerate(holders):
         if holder < length_of.size:
-            found[position] = length_of[holder]
-    return found
+            found[position] = step * length_of[holder]
 
 
 @compiled(

@@ -4,8 +4,9 @@ A report is as old as the last status call. Work that was sent after that call b
 once, and work that is known to have ended since is taken off, so that a burst of requests
 spreads over the workers although none of them has reported yet.
 
-Every request looks at every worker, and changes two of them. So the loads are kept as columns with
-one row per worker, which a look copies as a whole; a change counts itself and writes one row.
+Every request looks at every worker, and changes two of them. So the loads are kept in arrays with
+a row per worker, of which a look copies those it asks for; a change counts itself and writes one
+row.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _ROWS_MIN = 64
 
 
 class Loads(NamedTuple):
-    """Of some workers, as far as this router can know it now; a column each, in the same order."""
+    """Of some workers, as far as this router can know it now; a row each, in the same order."""
 
     counts: NDArray[np.int64]
-    """[7, workers]: the first seven below."""
+    """[workers, 7]: the first seven below."""
     rates: NDArray[np.float64]
-    """[3, workers]: the last two, and when the worker joined, in seconds."""
+    """[workers, 3]: the last two, and when the worker joined, in seconds."""
 
     @property
     def prefill_tokens(self) -> NDArray[np.int64]:
@@ -86,34 +87,27 @@ class Loads(NamedTuple):
         """0: not measured yet."""
         return self._measured(1)
 
-    def _counted(self, row: int) -> NDArray[np.int64]:
-        column: NDArray[np.int64] = self.counts[row]
+    def _counted(self, number: int) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self.counts[:, number]
         return column
 
-    def _measured(self, row: int) -> NDArray[np.float64]:
-        column: NDArray[np.float64] = self.rates[row]
+    def _measured(self, number: int) -> NDArray[np.float64]:
+        column: NDArray[np.float64] = self.rates[:, number]
         return column
 
     def for_first(self) -> Loads:
         """As a prompt finds them that goes first: the others do not come before it."""
         counts = self.counts.copy()
-        counts[0] = self.first_tokens
+        counts[:, 0] = self.first_tokens
         return Loads(counts, self.rates)
 
     def take(self, positions: NDArray[np.intp]) -> Loads:
         """Of the workers at these positions, a copy."""
-        return Loads(self.counts.take(positions, axis=1), self.rates.take(positions, axis=1))
+        return Loads(self.counts.take(positions, axis=0), self.rates.take(positions, axis=0))
 
-    def and_those(self, others: Loads) -> Loads:
-        """Of these workers, then the others."""
-        return Loads(
-            np.concatenate((self.counts, others.counts), axis=1),
-            np.concatenate((self.rates, others.rates), axis=1),
-        )
-
-
-NO_LOADS = Loads(np.empty((_COUNTS, 0), dtype=np.int64), np.empty((_RATES, 0), dtype=np.float64))
-"""Of no worker."""
+    def part(self, start: int, stop: int) -> Loads:
+        """Of the workers at the positions from `start` to `stop`."""
+        return Loads(self.counts[start:stop], self.rates[start:stop])
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +159,7 @@ class _WorkerEntry:
             self.count(ticket, 1)
 
     def counts(self) -> tuple[int, ...]:
-        """The column of `Loads.counts`."""
+        """The row of `Loads.counts`."""
         reported = self.load
         sequences = max(0, reported.running + reported.waiting - self.ended_since)
         sequences += self.new_sequences
@@ -209,8 +203,8 @@ class LoadBook:
         self.changes = 0
         """Rises whenever anything here changed."""
         self._workers: dict[WorkerId, _WorkerEntry] = {}
-        self._counts = np.zeros((_COUNTS, _ROWS_MIN), dtype=np.int64)
-        self._rates = np.zeros((_RATES, _ROWS_MIN), dtype=np.float64)
+        self._counts = np.zeros((_ROWS_MIN, _COUNTS), dtype=np.int64)
+        self._rates = np.zeros((_ROWS_MIN, _RATES), dtype=np.float64)
         self._free_rows: list[int] = list(range(_ROWS_MIN))
 
     def add(self, worker_id: WorkerId, now: float = float("-inf")) -> None:
@@ -218,9 +212,9 @@ class LoadBook:
         what was sent to its name before `now`."""
         self.remove(worker_id)
         if not self._free_rows:
-            rows = self._counts.shape[1]
-            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)), axis=1)
-            self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)), axis=1)
+            rows = self._counts.shape[0]
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._rates = np.concatenate((self._rates, np.zeros_like(self._rates)))
             self._free_rows.extend(range(rows, 2 * rows))
         entry = self._workers[worker_id] = _WorkerEntry(self._free_rows.pop(), now)
         self._write(entry)
@@ -311,12 +305,12 @@ class LoadBook:
 
     def loads(self, rows: NDArray[np.intp]) -> Loads:
         """The loads at these rows now; a copy."""
-        return Loads(self._counts.take(rows, axis=1), self._rates.take(rows, axis=1))
+        return Loads(self._counts.take(rows, axis=0), self._rates.take(rows, axis=0))
 
     def _write(self, entry: _WorkerEntry) -> None:
         if not entry.is_member:
             return
         self.changes += 1
-        self._counts[:, entry.row] = entry.counts()
+        self._counts[entry.row] = entry.counts()
         load, joined_at = entry.load, entry.joined_at
-        self._rates[:, entry.row] = load.prefill_tokens_per_s, load.link_bytes_per_s, joined_at
+        self._rates[entry.row] = load.prefill_tokens_per_s, load.link_bytes_per_s, joined_at

@@ -25,17 +25,19 @@ import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
-from router.load import NO_LOADS
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
 from router.route_costs import (
+    AFTER_MS,
+    PREDICTIONS,
     PREFILL_RATE,
     PREFILL_TOKENS,
-    alone_and_others,
+    QUEUE_MS,
+    SINCE,
+    TOKENS_PER_MS,
     cheapest,
-    decode_ms,
-    handoff_ms,
-    queues,
+    count_alone,
+    predict,
 )
 
 if TYPE_CHECKING:
@@ -93,17 +95,12 @@ class Roster:
         infos = tuple(self.infos[position] for position in positions.tolist())
         return Roster(infos, self.names[positions], self.computes[positions])
 
-    def and_those(self, others: Roster) -> Roster:
-        """These workers, then the others."""
-        return Roster(
-            self.infos + others.infos,
-            np.concatenate((self.names, others.names)),
-            np.concatenate((self.computes, others.computes)),
-        )
+    def part(self, start: int, stop: int) -> Roster:
+        """Those at the positions from `start` to `stop`."""
+        return Roster(self.infos[start:stop], self.names[start:stop], self.computes[start:stop])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkersView:
+class WorkersView(NamedTuple):
     """Usable workers as the policy sees them, at one moment, for one prompt."""
 
     roster: Roster
@@ -112,33 +109,34 @@ class WorkersView:
     loads: Loads
     """In the order of the roster."""
 
-    def __len__(self) -> int:
-        """How many workers there are."""
-        return len(self.roster)
-
     def take(self, positions: NDArray[np.intp]) -> WorkersView:
         """Those at these positions."""
         loads = self.loads.take(positions)
         return WorkersView(self.roster.take(positions), self.hit_tokens[positions], loads)
 
-    def and_those(self, others: WorkersView) -> WorkersView:
-        """These workers, then the others."""
-        return WorkersView(
-            self.roster.and_those(others.roster),
-            np.concatenate((self.hit_tokens, others.hit_tokens)),
-            self.loads.and_those(others.loads),
-        )
-
-
-NO_WORKERS = WorkersView(Roster.of(()), np.empty(0, dtype=np.int64), NO_LOADS)
+    def part(self, start: int, stop: int) -> WorkersView:
+        """Those at the positions from `start` to `stop`."""
+        roster, loads = self.roster.part(start, stop), self.loads.part(start, stop)
+        return WorkersView(roster, self.hit_tokens[start:stop], loads)
 
 
 class ClusterView(NamedTuple):
     """The usable workers at one moment, for one prompt."""
 
-    prefill: WorkersView
-    decode: WorkersView
-    """Of role `DECODE` or `BOTH`."""
+    workers: WorkersView
+    """Those that only compute, of role `PREFILL`, then those that decode."""
+    prefillers: int
+    """How many only compute."""
+
+    @property
+    def prefill(self) -> WorkersView:
+        """Those that only compute."""
+        return self.workers.part(0, self.prefillers)
+
+    @property
+    def decode(self) -> WorkersView:
+        """Of role `DECODE` or `BOTH`."""
+        return self.workers.part(self.prefillers, len(self.workers.roster))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +200,16 @@ class Placement(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """Who may compute the prompt, and who may decode what another one computes."""
+    """Who may compute the prompt, and who may decode what another one computes: parts of all."""
 
-    computing: WorkersView
-    """Prefill workers, then decode workers that compute for themselves."""
-    prefillers: int
-    """How many prefill workers these are."""
-    local: WorkersView | None
-    """Those decode workers; None for none."""
-    partners: WorkersView | None
-    """Decode workers whose prompts a prefill worker computes; None for none."""
+    workers: WorkersView
+    start: int
+    """The first that may compute the prompt..."""
+    local: int
+    """...the first of those who would decode it too, and the end of those who would not..."""
+    stop: int
+    """...the end of those who may compute it, and the first of those who may decode what a worker
+    computes that does not do so itself."""
 
 
 def choose_route(
@@ -227,69 +225,87 @@ def choose_route(
     Workers in `avoid` are taken only where there is no other. Raises `WorkerUnavailable` when
     nobody can decode.
     """
-    decoders = _without(view.decode, avoid)
-    if not len(decoders):
+    view = _without(view, avoid)
+    if view.prefillers == len(view.workers.roster):
         raise WorkerUnavailable("no decode worker is reachable")
-    sides = _sides_of(_without(view.prefill, avoid), decoders, demand, model)
-    computing, partners = sides.computing, sides.partners
-    # What comes after the prompt is computed: shape [partners] and [computing].
-    after = np.empty(len(computing), dtype=np.float64)
-    if sides.local is not None:
-        after[sides.prefillers :] = _decode_ms(sides.local, demand, model)
-    ending = after[:0]
-    if partners is not None:
-        ending = _handoff_ms(partners, demand, model) + _decode_ms(partners, demand, model)
-        after[: sides.prefillers] = ending.min()
-    pool = _pool_of(computing, model, placement)
-    costs = placement.policy.costs(pool, placement.prompt)
-    position = _draw_cheapest(costs + after if placement.policy.is_time else costs, rng)
-    source = decoder = computing.roster.infos[position]
-    is_local = partners is None or position >= sides.prefillers
-    if partners is not None and not is_local:
-        decoder = partners.roster.infos[_draw_cheapest(ending, rng)]
-    uncached = max(1, demand.prompt_tokens - computing.hit_tokens.item(position))
+    sides = _sides_of(view, demand, model)
+    workers, start, local, stop = sides
+    predictions = _predictions(sides, demand, model, placement.now)
+    pool = _pool_of(sides, predictions, placement)
+    costs, after = placement.policy.costs(pool, placement.prompt), predictions[AFTER_MS]
+    if placement.policy.is_time:
+        costs = costs + after[start:stop]
+    source = decoder = start + cheapest(costs, _TIE_MS, rng.random())
+    if source < local:
+        decoder = stop + cheapest(after[stop:], _TIE_MS, rng.random())
+    infos, hits = workers.roster.infos, pool.hit_tokens
+    uncached = max(1, demand.prompt_tokens - workers.hit_tokens.item(source))
     return Route(
-        decode=decoder,
-        prefill=None if is_local else source,
+        decode=infos[decoder],
+        prefill=infos[source] if source < local else None,
         prefill_tokens=uncached,
-        cost_ms=_prefill_ms(computing.loads, position, uncached, model) + after.item(position),
-        held_tokens=int(pool.hit_tokens.max()),
+        cost_ms=_prefill_ms(workers.loads, source, uncached, model) + after.item(source),
+        held_tokens=hits.item(hits.argmax()),
     )
 
 
-def _sides_of(
-    prefillers: WorkersView, decoders: WorkersView, demand: Demand, model: CostModel
-) -> _Sides:
-    if not len(prefillers):
-        return _Sides(decoders, 0, decoders, None)
-    limit, roster = model.local_prefill_tokens_max, decoders.roster
-    alone, others = alone_and_others(
-        roster.computes, decoders.hit_tokens, demand.prompt_tokens, limit
+def _sides_of(view: ClusterView, demand: Demand, model: CostModel) -> _Sides:
+    workers, first = view
+    every = len(workers.roster)
+    if not first:
+        return _Sides(workers, 0, 0, every)
+    computes, hits = workers.roster.computes, workers.hit_tokens
+    limit = model.local_prefill_tokens_max
+    alone = count_alone(computes, hits, first, demand.prompt_tokens, limit)
+    if alone == 0:
+        return _Sides(workers, 0, first, first)
+    if alone == every - first:
+        return _Sides(workers, first, first, every)
+    are_alone = computes | (np.maximum(demand.prompt_tokens - hits, 1) <= limit)
+    rank = np.where(np.arange(every) < first, 0, 2 - are_alone)
+    ordered = workers.take(np.argsort(rank, kind="stable"))
+    return _Sides(ordered, 0, first, first + alone)
+
+
+def _predictions(
+    sides: _Sides, demand: Demand, model: CostModel, now: float
+) -> NDArray[np.float64]:
+    """Rows as `router.route_costs` names them; [`PREDICTIONS`, workers]."""
+    workers, start, local, stop = sides
+    expected = model.answer_tokens_expected
+    steps = min(demand.answer_tokens_max, expected)
+    found = np.empty((PREDICTIONS, workers.hit_tokens.size), dtype=np.float64)
+    predict(
+        (workers.loads.counts, workers.loads.rates),
+        workers.hit_tokens,
+        (start, local, stop),
+        (demand.prompt_tokens, model.kv_bytes_per_token, steps, expected, model.running_max),
+        (
+            model.prefill_tokens_per_s,
+            model.link_bytes_per_s,
+            model.decode_step_ms,
+            model.decode_step_ms_per_sequence,
+        ),
+        (now, _EVENT_DELAY_S, PENDING_S),
+        found,
     )
-    if not alone.size:
-        return _Sides(prefillers, len(prefillers), None, decoders)
-    if alone.size == len(decoders):
-        return _Sides(decoders, 0, decoders, None)
-    partners, local = decoders.take(others), decoders.take(alone)
-    return _Sides(prefillers.and_those(local), len(prefillers), local, partners)
+    return found
 
 
-def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> PoolView:
-    loads, names = workers.loads, workers.roster.names
+def _pool_of(sides: _Sides, predictions: NDArray[np.float64], placement: Placement) -> PoolView:
+    workers, start, _, stop = sides
+    names, loads = workers.roster.names[start:stop], workers.loads.part(start, stop)
     prompt, history = placement.prompt, placement.history
-    times_s = (placement.now, _EVENT_DELAY_S, PENDING_S)
-    tokens_per_ms, queue_ms, since = queues(
-        loads.counts, loads.rates, model.prefill_tokens_per_s, times_s
-    )
     # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
-    pending = history.pending_tokens(names, prompt, since)
-    hits = np.maximum(workers.hit_tokens, pending)
+    hits = history.hits_with_pending(
+        workers.hit_tokens[start:stop], names, prompt, predictions[SINCE, start:stop]
+    )
     reads_sent, reads_heat = placement.policy.reads_sent, placement.policy.reads_heat
     return PoolView(
         names=names,
         hit_tokens=hits,
-        queue_ms=queue_ms,
-        tokens_per_ms=tokens_per_ms,
+        queue_ms=predictions[QUEUE_MS, start:stop],
+        tokens_per_ms=predictions[TOKENS_PER_MS, start:stop],
         requests=loads.requests,
         active_tokens=loads.active_tokens,
         slots=loads.slots_total,
@@ -301,41 +317,19 @@ def _pool_of(workers: WorkersView, model: CostModel, placement: Placement) -> Po
     )
 
 
-def _without(workers: WorkersView, avoid: frozenset[WorkerId]) -> WorkersView:
+def _without(view: ClusterView, avoid: frozenset[WorkerId]) -> ClusterView:
+    """Of those who only compute, and of those who decode, nobody in `avoid` unless all are."""
     if not avoid:
-        return workers
-    infos = workers.roster.infos
-    kept = [position for position, info in enumerate(infos) if info.worker_id not in avoid]
-    return workers.take(np.array(kept, dtype=np.intp)) if kept else workers
+        return view
+    workers, prefillers = view
+    infos, every = workers.roster.infos, len(workers.roster)
+    kept: list[int] = []
+    for part in (range(prefillers), range(prefillers, every)):
+        kept += [each for each in part if infos[each].worker_id not in avoid] or part
+    positions = np.array(kept, dtype=np.intp)
+    return ClusterView(workers.take(positions), int(np.count_nonzero(positions < prefillers)))
 
 
 def _prefill_ms(loads: Loads, position: int, uncached: int, model: CostModel) -> float:
-    rate = loads.rates.item(PREFILL_RATE, position) or model.prefill_tokens_per_s
-    return 1000.0 * (loads.counts.item(PREFILL_TOKENS, position) + uncached) / rate
-
-
-def _handoff_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
-    return handoff_ms(
-        workers.loads.rates,
-        workers.hit_tokens,
-        demand.prompt_tokens,
-        model.kv_bytes_per_token,
-        model.link_bytes_per_s,
-    )
-
-
-def _decode_ms(workers: WorkersView, demand: Demand, model: CostModel) -> NDArray[np.float64]:
-    expected = model.answer_tokens_expected
-    steps = min(demand.answer_tokens_max, expected)
-    return decode_ms(
-        workers.loads.counts,
-        workers.hit_tokens,
-        demand.prompt_tokens,
-        (steps, expected, model.running_max),
-        (model.decode_step_ms, model.decode_step_ms_per_sequence),
-    )
-
-
-def _draw_cheapest(costs: NDArray[np.float64], rng: random.Random) -> int:
-    """Position of the least cost, at random among equal ones."""
-    return int(rng.choice(cheapest(costs, _TIE_MS).tolist()))
+    rate = loads.rates.item(position, PREFILL_RATE) or model.prefill_tokens_per_s
+    return 1000.0 * (loads.counts.item(position, PREFILL_TOKENS) + uncached) / rate

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from kvferry.kv_events import BlockHash, KvEvent, KvEventBatch
 
 
+_NOBODY = 2**62
+"""A number that no worker will ever have."""
+
+
 class EventGap(Exception):
     """Events are missing: this worker's blocks are unknown until its next snapshot."""
 
@@ -139,6 +143,8 @@ class PrefixIndex:
         self._numbers: set[int] = set()
         """In use."""
         self._known_bits = 0
+        self._known = np.zeros(1, dtype=np.uint64)
+        """The same bits as the table wants them."""
         self._blocks_per_worker_max = blocks_per_worker_max
 
     # --- membership -------------------------------------------------------------------------
@@ -148,6 +154,7 @@ class PrefixIndex:
         self.leave(worker_id)
         number = next(n for n in range(len(self._numbers) + 1) if n not in self._numbers)
         self._table.reserve(number)
+        self._know(self._known_bits)
         self._numbers.add(number)
         self._workers[worker_id] = _WorkerBlocks(number, incarnation)
 
@@ -186,7 +193,7 @@ class PrefixIndex:
         if batch.snapshot:
             self._forget(worker)
             worker.is_known = True
-            self._known_bits |= 1 << worker.number
+            self._know(self._known_bits | 1 << worker.number)
         for applied in self._apply_all(worker, batch):
             if applied < INDEXED_BLOCKS_APPLIED_AT_ONCE:
                 continue
@@ -264,7 +271,12 @@ class PrefixIndex:
     def _forget(self, worker: _WorkerBlocks) -> None:
         self._clear(worker)
         worker.is_known = False
-        self._known_bits &= ~(1 << worker.number)
+        self._know(self._known_bits & ~(1 << worker.number))
+
+    def _know(self, bits: int) -> None:
+        """From now on the blocks of these workers are known."""
+        self._known_bits = bits
+        self._known = np.frombuffer(bits.to_bytes(self._table.holders_max // 8, "little"), "<u8")
 
     def _clear(self, worker: _WorkerBlocks) -> None:
         if worker.count:
@@ -275,17 +287,30 @@ class PrefixIndex:
     # --- questions --------------------------------------------------------------------------
 
     def numbers_of(self, worker_ids: Iterable[WorkerId]) -> NDArray[np.intp]:
-        """Where `hits` has each worker; until one of them joins or leaves."""
-        nobody = self._table.holders_max
+        """Where the index has each worker, until one of them joins or leaves; of one that is not in
+        it, a number that it has nobody at."""
         workers = self._workers
-        numbers = [workers[name].number if name in workers else nobody for name in worker_ids]
+        numbers = [workers[name].number if name in workers else _NOBODY for name in worker_ids]
         return np.array(numbers, dtype=np.intp)
 
     def hits(
         self, prompt: Sequence[BlockHash] | NDArray[np.uint64], numbers: NDArray[np.intp]
     ) -> NDArray[np.int64]:
         """How many leading blocks of a prompt the workers of these numbers hold."""
-        return self._table.hits(_array_of(prompt), self._known_bits, numbers)
+        found = np.zeros(numbers.size, dtype=np.int64)
+        self.note_hits(prompt, numbers, 1, found)
+        return found
+
+    def note_hits(
+        self,
+        prompt: Sequence[BlockHash] | NDArray[np.uint64],
+        numbers: NDArray[np.intp],
+        step: int,
+        found: NDArray[np.int64],
+    ) -> None:
+        """Write into `found` `step` for each leading block of a prompt that the workers of these
+        numbers hold. What it has in place of workers that are not in the index stays."""
+        self._table.note_hits(_array_of(prompt), self._known, numbers, step, found)
 
     def hit_blocks(self, worker_id: WorkerId, prompt: Sequence[BlockHash]) -> int:
         """How many leading blocks of `prompt` one worker holds."""

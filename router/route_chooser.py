@@ -33,6 +33,8 @@ class RouteChooser:
         self._model = model
         self._block_tokens = block_tokens
         self._clock = clock
+        self._ends = np.empty(0, dtype=np.int64)
+        """Tokens of one, two, three... blocks: of the longest prompt so far, twice."""
         self._history = PlacementHistory(
             reads_sent=self._policy.reads_sent, reads_heat=self._policy.reads_heat
         )
@@ -61,6 +63,7 @@ class RouteChooser:
         self._history.expect(name_hash(worker_id), prompt, self._clock.now())
 
     def _prompt_of(self, tokens: int, hashes: NDArray[np.uint64]) -> Prompt:
-        step = self._block_tokens
-        ends = np.arange(step, (hashes.size + 1) * step, step, dtype=np.int64)
-        return Prompt(tokens, hashes, ends)
+        if hashes.size > self._ends.size:
+            self._ends = np.arange(1, 2 * hashes.size + 1, dtype=np.int64) * self._block_tokens
+            self._ends.flags.writeable = False
+        return Prompt(tokens, hashes, self._ends[: hashes.size])

@@ -1,7 +1,7 @@
-"""What is predicted of every worker at once: compiled loops over the columns of its load.
+"""What is predicted of every worker at once: compiled loops over the loads.
 
-The rows of `counts` and `rates` are those of `router.load.Loads`. In milliseconds, except where
-said; every result is [workers].
+The columns of `counts` and `rates` are those of `router.load.Loads`. In milliseconds, except where
+said.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from router.compiled import compiled
+from router.compiled import compiled, inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,104 +18,118 @@ if TYPE_CHECKING:
 PREFILL_TOKENS, _SEQUENCES, _SLOTS_AVAILABLE = 0, 1, 4
 PREFILL_RATE, _LINK_RATE, _JOINED = 0, 1, 2
 
+TOKENS_PER_MS, QUEUE_MS, SINCE, AFTER_MS = 0, 1, 2, 3
+"""Rows of what is predicted. Of those that may compute the prompt: tokens that each computes per
+millisecond; how long what it has will take it; and since when, in seconds, what it was sent counts.
+Of all: how long it takes to complete the answer once the prompt is computed."""
+PREDICTIONS = 4
 
-@compiled("float64[::1](int64[:, :], int64[:], int64, UniTuple(int64, 3), UniTuple(float64, 2))")
-def decode_ms(
+
+@inlined
+def _decode_ms(
     counts: NDArray[np.int64],
-    hit_tokens: NDArray[np.int64],
-    prompt_tokens: int,
-    numbers: tuple[int, int, int],
+    worker: int,
+    missing: int,
+    answer: tuple[int, int, int],
     step: tuple[float, float],
-) -> NDArray[np.float64]:
-    """Until an answer is complete. A step takes `step[0]` and `step[1]` more for each sequence
-    beside it; where there is no place or no slots left, others have to end before.
+) -> np.float64:
+    """A step takes `step[0]` and `step[1]` more for each sequence beside it; where there is no
+    place or no slots left, others have to end before.
 
-    `numbers` are the steps of the answer, those expected of others, and the places of a worker.
+    `missing` are the prompt tokens that it lacks; `answer` are the steps of the answer, those
+    expected of others, and the places of a worker.
     """
-    steps, steps_of_others, places = numbers
-    found = np.empty(hit_tokens.size, dtype=np.float64)
-    for worker in range(hit_tokens.size):
-        sequences = counts[_SEQUENCES, worker]
-        needed = prompt_tokens - hit_tokens[worker] + steps
-        rounds_before = sequences // places
-        if rounds_before == 0 and counts[_SLOTS_AVAILABLE, worker] < needed:
-            rounds_before = 1
-        step_ms = step[0] + min(sequences, places - 1) * step[1]
-        found[worker] = step_ms * (steps + rounds_before * steps_of_others)
+    steps, steps_of_others, places = answer
+    sequences = counts[worker, _SEQUENCES]
+    rounds_before = sequences // places
+    if rounds_before == 0 and counts[worker, _SLOTS_AVAILABLE] < missing + steps:
+        rounds_before = 1
+    step_ms = step[0] + min(sequences, places - 1) * step[1]
+    found: np.float64 = step_ms * (steps + rounds_before * steps_of_others)
     return found
 
 
-@compiled("float64[::1](float64[:, :], int64[:], int64, int64, float64)")
-def handoff_ms(
-    rates: NDArray[np.float64],
+@compiled(
+    "void(Tuple((int64[:, ::1], float64[:, ::1])), int64[::1], UniTuple(int64, 3),"
+    " UniTuple(int64, 5), UniTuple(float64, 4), UniTuple(float64, 3), float64[:, ::1])"
+)
+def predict(
+    loads: tuple[NDArray[np.int64], NDArray[np.float64]],
     hit_tokens: NDArray[np.int64],
-    prompt_tokens: int,
-    bytes_per_token: int,
-    usual_rate: float,
-) -> NDArray[np.float64]:
-    """Until what a decode worker lacks of the KV has come."""
-    found = np.empty(hit_tokens.size, dtype=np.float64)
-    for worker in range(hit_tokens.size):
-        rate = rates[_LINK_RATE, worker] or usual_rate
-        moved = max(0, prompt_tokens - hit_tokens[worker]) * bytes_per_token
-        found[worker] = 1000.0 * moved / rate
-    return found
-
-
-@compiled("UniTuple(float64[::1], 3)(int64[:, :], float64[:, :], float64, UniTuple(float64, 3))")
-def queues(
-    counts: NDArray[np.int64],
-    rates: NDArray[np.float64],
-    usual_rate: float,
+    parts: tuple[int, int, int],
+    numbers: tuple[int, int, int, int, int],
+    usual: tuple[float, float, float, float],
     times_s: tuple[float, float, float],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Tokens that a worker computes per millisecond; how long what it has will take it; and since
-    when in seconds what it was sent counts. `times_s` are now, how long that is for a worker that
-    has nothing to compute, and for others. What was sent before a worker joined was sent to
-    another process of its name."""
+    found: NDArray[np.float64],
+) -> None:
+    """Fill the rows of `found`; [`PREDICTIONS`, workers].
+
+    The workers from `parts[0]` to `parts[1]` compute for those from `parts[2]` on, the ones between
+    decode what they compute. `numbers` are the tokens of the prompt, the bytes of one, steps of the
+    answer, those expected of others, and the places of a worker. `usual` are the rates of who has
+    none yet, the time of a step alone, and what each sequence beside it adds. `times_s` are now,
+    how long what was sent counts at a worker that has nothing to compute, and at others; what was
+    sent before it joined was sent to another process of its name.
+    """
+    counts, rates = loads
+    start, local, stop = parts
+    prompt_tokens, bytes_per_token, steps, steps_of_others, places = numbers
+    answer = (steps, steps_of_others, places)
+    usual_prefill, usual_link, step_alone_ms, step_beside_ms = usual
+    step = (step_alone_ms, step_beside_ms)
     now, idle_s, busy_s = times_s
-    workers = rates.shape[1]
-    tokens_per_ms, queue_ms, since = np.empty(workers), np.empty(workers), np.empty(workers)
-    for worker in range(workers):
-        queued = counts[PREFILL_TOKENS, worker]
-        tokens_per_ms[worker] = (rates[PREFILL_RATE, worker] or usual_rate) / 1000.0
-        queue_ms[worker] = queued / tokens_per_ms[worker]
-        since[worker] = max(now - (busy_s if queued else idle_s), rates[_JOINED, worker])
-    return tokens_per_ms, queue_ms, since
+    for worker in range(start, stop):
+        queued = counts[worker, PREFILL_TOKENS]
+        tokens_per_ms = (rates[worker, PREFILL_RATE] or usual_prefill) / 1000.0
+        found[TOKENS_PER_MS, worker] = tokens_per_ms
+        found[QUEUE_MS, worker] = queued / tokens_per_ms
+        since = now - (busy_s if queued else idle_s)
+        found[SINCE, worker] = max(since, rates[worker, _JOINED])
+    for worker in range(local, stop):
+        missing = prompt_tokens - hit_tokens[worker]
+        found[AFTER_MS, worker] = _decode_ms(counts, worker, missing, answer, step)
+    least = np.inf
+    for worker in range(stop, hit_tokens.size):
+        missing = prompt_tokens - hit_tokens[worker]
+        moved = max(0, missing) * bytes_per_token
+        moving_ms = 1000.0 * moved / (rates[worker, _LINK_RATE] or usual_link)
+        after_ms = moving_ms + _decode_ms(counts, worker, missing, answer, step)
+        found[AFTER_MS, worker] = after_ms
+        least = min(least, after_ms)
+    for worker in range(start, local):
+        found[AFTER_MS, worker] = least
 
 
-@compiled("int64[::1](float64[:], float64)")
-def cheapest(costs: NDArray[np.float64], tie: float) -> NDArray[np.int64]:
-    """Positions of the least cost, and of those that differ from it by no more than `tie`."""
+@compiled("int64(float64[:], float64, float64)")
+def cheapest(costs: NDArray[np.float64], tie: float, draw: float) -> int:
+    """Position of the least cost; of those that differ from it by no more than `tie`, the one that
+    `draw` says, from 0 to less than 1."""
     least = costs[0]
     for cost in costs:
         least = min(least, cost)
-    found = np.empty(costs.size, dtype=np.int64)
-    count = 0
-    for position in range(costs.size):
-        if costs[position] <= least + tie:
-            found[count] = position
-            count += 1
-    return found[:count].copy()
+    equals = 0
+    for cost in costs:
+        equals += cost <= least + tie
+    left = int(draw * equals)
+    position = 0
+    while left > 0 or costs[position] > least + tie:
+        left -= costs[position] <= least + tie
+        position += 1
+    return position
 
 
-@compiled("UniTuple(int64[::1], 2)(boolean[:], int64[:], int64, int64)")
-def alone_and_others(
+@compiled("int64(boolean[::1], int64[::1], int64, int64, int64)")
+def count_alone(
     computes: NDArray[np.bool_],
     hit_tokens: NDArray[np.int64],
+    first: int,
     prompt_tokens: int,
     local_tokens_max: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions of those that compute this prompt by themselves, as they always do or because no
-    more than `local_tokens_max` of it are missing; and of all others."""
-    alone = np.empty(hit_tokens.size, dtype=np.int64)
-    others = np.empty(hit_tokens.size, dtype=np.int64)
-    count = 0
-    for worker in range(hit_tokens.size):
+) -> int:
+    """How many of the workers from `first` on compute this prompt by themselves: as they always do,
+    or because no more than `local_tokens_max` of it are missing."""
+    alone = 0
+    for worker in range(first, hit_tokens.size):
         missing = max(prompt_tokens - hit_tokens[worker], 1)
-        if computes[worker] or missing <= local_tokens_max:
-            alone[count] = worker
-            count += 1
-        else:
-            others[worker - count] = worker
-    return alone[:count].copy(), others[: hit_tokens.size - count].copy()
+        alone += computes[worker] or missing <= local_tokens_max
+    return alone

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from router.compiled import compiled
 from router.policies.pending_prompts import PendingPrompts
-from router.policies.pool import NO_HEAT, Heat
+from router.policies.pool import NO_HEAT
 from router.policies.prefix_uses import PrefixUses
 from router.policies.sent_prefixes import SentPrefixes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from router.policies.pool import Prompt
+    from router.policies.pool import Heat, Prompt
 
 USES_MEMORY_REQUESTS = 2000
 """Long enough that a prefix of one request in a hundred has paid for a copy, short enough that
@@ -57,18 +55,18 @@ class PlacementHistory:
     def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64], now: float) -> Heat:
         """Of the prefixes of `prompt` that workers hold."""
         assert self._uses is not None, "not asked for when this was made"
-        if not prompt.keys.size:
-            return NO_HEAT
-        levels, keys = _levels_of(hit_tokens, prompt.ends, prompt.keys)
-        requests, seconds = self._uses.of(keys, now)
-        return Heat(levels, requests, seconds)
+        return self._uses.heat(prompt, hit_tokens, now) if prompt.keys.size else NO_HEAT
 
-    def pending_tokens(
-        self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
+    def hits_with_pending(
+        self,
+        hit_tokens: NDArray[np.int64],
+        workers: NDArray[np.uint64],
+        prompt: Prompt,
+        since: NDArray[np.float64],
     ) -> NDArray[np.int64]:
-        """Leading tokens of `prompt` that each worker was sent, by this router or as it told, at or
-        after `since`, which is no longer ago than `PENDING_S`."""
-        return self._pending.tokens(workers, prompt, since)
+        """Leading tokens of `prompt` that each worker holds, or was sent, by this router or as it
+        told, at or after `since`, which is no longer ago than `PENDING_S`."""
+        return self._pending.tokens(workers, prompt, since, hit_tokens)
 
     def sent_tokens(self, workers: Iterable[int], prompt: Prompt) -> NDArray[np.int64]:
         """Leading tokens of `prompt` that each worker was ever sent."""
@@ -97,35 +95,6 @@ class PlacementHistory:
         weight = max(_RECENT_WEIGHT, 1 / (self.turn + 1))
         self.typical_tokens += weight * (computed_tokens - self.typical_tokens)
         known = uses.add(prompt.keys, now)
-        known_tokens = min(int(prompt.ends[known - 1]), prompt.tokens - 1) if known else 0
+        known_tokens = min(prompt.ends.item(known - 1), prompt.tokens - 1) if known else 0
         lost = max(known_tokens - held_tokens, 0) / max(prompt.tokens, 1)
         self.lost_share += weight * (lost - self.lost_share)
-
-
-@compiled(
-    "Tuple((int64[::1], uint64[::1]))(int64[:], int64[:], Array(uint64, 1, 'C', readonly=True))"
-)
-def _levels_of(
-    hit_tokens: NDArray[np.int64], ends: NDArray[np.int64], keys: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The different ones, rising, without 0: they are few. And the key of the shortest prefix of so
-    many tokens, or of the longest one there is."""
-    found = np.empty(hit_tokens.size, dtype=np.int64)
-    count = 0
-    for tokens in hit_tokens:
-        at = count
-        while at > 0 and found[at - 1] > tokens:
-            at -= 1
-        if tokens == 0 or (at > 0 and found[at - 1] == tokens):
-            continue
-        for moved in range(count, at, -1):
-            found[moved] = found[moved - 1]
-        found[at] = tokens
-        count += 1
-    names = np.empty(count, dtype=np.uint64)
-    at = 0
-    for level in range(count):
-        while at < ends.size - 1 and ends[at] < found[level]:
-            at += 1
-        names[level] = keys[at]
-    return found[:count].copy(), names

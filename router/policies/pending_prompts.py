@@ -107,11 +107,16 @@ class PendingPrompts:
                 self._begin_anew(now)
 
     def tokens(
-        self, workers: NDArray[np.uint64], prompt: Prompt, since: NDArray[np.float64]
+        self,
+        workers: NDArray[np.uint64],
+        prompt: Prompt,
+        since: NDArray[np.float64],
+        held: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """Leading tokens of `prompt` that each worker was sent at or after its `since`, which is
-        no longer ago than `memory_s`."""
-        return _tokens(self._trees, self._sent_at, workers, prompt.keys, prompt.ends, since)
+        no longer ago than `memory_s`; or those that are `held` there, if they are more."""
+        chain = (prompt.keys, prompt.ends)
+        return _tokens(self._trees, self._sent_at, workers, chain, since, held)
 
     def _widen(self) -> None:
         """Room for twice as many workers."""
@@ -222,18 +227,21 @@ def _enter(
 
 @compiled(
     f"int64[::1](Tuple(({_TREES})), float64[:, :, ::1], uint64[:],"
-    " Array(uint64, 1, 'C', readonly=True), int64[:], float64[:])"
+    " Tuple((Array(uint64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))),"
+    " float64[:], int64[:])"
 )
 def _tokens(
     trees: _Trees,
     sent_at: NDArray[np.float64],
     names: NDArray[np.uint64],
-    prompt: NDArray[np.uint64],
-    ends: NDArray[np.int64],
+    chain: tuple[NDArray[np.uint64], NDArray[np.int64]],
     since: NDArray[np.float64],
+    held: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """The leading tokens of a prompt that each worker was sent, in either tree."""
-    found = np.zeros(names.size, dtype=np.int64)
+    """The most of what is held and of the leading tokens of a prompt that each worker was sent, in
+    either tree."""
+    prompt, ends = chain
+    found = held.copy()
     path = np.empty(prompt.size, dtype=np.int64)
     tokens = np.zeros(prompt.size + 1, dtype=np.int64)
     for tree in range(2):

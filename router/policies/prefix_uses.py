@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from router.compiled import compiled, inlined
+from router.policies.pool import Heat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from router.policies.pool import Prompt
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _GROWTH_MAX = 1e12
@@ -51,10 +54,11 @@ class PrefixUses:
             self._weight = 1.0
         return _add(self._keys, self._counts, self._sinces, keys, self._weight, self._clock)
 
-    def of(self, keys: NDArray[np.uint64], now: float) -> NDArray[np.float64]:
-        """Requests that had each prefix, and seconds since its first; shape [2, keys]."""
-        clock = self._clock_at(now)
-        return _of(self._keys, self._counts, self._sinces, keys, 1.0 / self._weight, clock)
+    def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64], now: float) -> Heat:
+        """Of the prefixes of `prompt` that have as many tokens as a worker holds."""
+        columns, chain = (self._keys, self._counts, self._sinces), (prompt.keys, prompt.ends)
+        scale, clock = 1.0 / self._weight, self._clock_at(now)
+        return Heat(*_heat(columns, chain, hit_tokens, scale, clock))
 
     def _clock_at(self, now: float) -> float:
         return self._clock + self._weight * (0.0 if self._last is None else now - self._last)
@@ -104,22 +108,49 @@ def _add(
     return known
 
 
+@inlined
+def _levels_of(hit_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The different ones, rising, without 0: they are few."""
+    found = np.empty(hit_tokens.size, dtype=np.int64)
+    count = 0
+    for tokens in hit_tokens:
+        at = count
+        while at > 0 and found[at - 1] > tokens:
+            at -= 1
+        if tokens == 0 or (at > 0 and found[at - 1] == tokens):
+            continue
+        for moved in range(count, at, -1):
+            found[moved] = found[moved - 1]
+        found[at] = tokens
+        count += 1
+    return found[:count]
+
+
 @compiled(
-    "float64[:, ::1](uint64[::1], float64[::1], float64[::1],"
-    " Array(uint64, 1, 'C', readonly=True), float64, float64)"
+    "Tuple((int64[::1], float64[::1], float64[::1]))("
+    "Tuple((uint64[::1], float64[::1], float64[::1])),"
+    " Tuple((Array(uint64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))),"
+    " int64[:], float64, float64)"
 )
-def _of(
-    owners: NDArray[np.uint64],
-    counts: NDArray[np.float64],
-    sinces: NDArray[np.float64],
-    keys: NDArray[np.uint64],
+def _heat(
+    columns: tuple[NDArray[np.uint64], NDArray[np.float64], NDArray[np.float64]],
+    chain: tuple[NDArray[np.uint64], NDArray[np.int64]],
+    hit_tokens: NDArray[np.int64],
     scale: float,
     clock: float,
-) -> NDArray[np.float64]:
-    found = np.zeros((2, keys.size), dtype=np.float64)
-    for position, key in enumerate(keys):
-        place = _place(owners, key)
-        if owners[place] == key and counts[place] > 0.0:
-            found[0, position] = counts[place] * scale
-            found[1, position] = (clock - sinces[place]) * scale
-    return found
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """The columns of `Heat`. A level goes by the key of the shortest prefix of so many tokens, or
+    of the longest one there is."""
+    owners, counts, sinces = columns
+    keys, ends = chain
+    levels = _levels_of(hit_tokens)
+    requests, seconds = np.zeros(levels.size), np.zeros(levels.size)
+    at = 0
+    for level in range(levels.size):
+        while at < ends.size - 1 and ends[at] < levels[level]:
+            at += 1
+        place = _place(owners, keys[at])
+        if owners[place] == keys[at] and counts[place] > 0.0:
+            requests[level] = counts[place] * scale
+            seconds[level] = (clock - sinces[place]) * scale
+    return levels, requests, seconds

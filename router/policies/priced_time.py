@@ -58,42 +58,53 @@ AGE_MIN_MS = 1.0
 
 def priced_time(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
     """Predicted TTFT in milliseconds plus the price of the copies."""
-    ttft_ms = pool.ttft_ms(prompt)
-    ttft_ms += copies_price_ms(pool, prompt)
-    return ttft_ms
+    costs = pool.ttft_ms(prompt)
+    _add_prices(pool, prompt, costs)
+    return costs
 
 
 def copies_price_ms(pool: PoolView, prompt: Prompt) -> NDArray[np.float64]:
     """What the copies that each worker would compute cost beside their time; negative if they
     are worth more than that. Shape [workers]."""
+    prices = np.zeros(pool.workers)
+    _add_prices(pool, prompt, prices)
+    return prices
+
+
+def _add_prices(pool: PoolView, prompt: Prompt, costs: NDArray[np.float64]) -> None:
     heat = pool.heat
-    if not heat.level_tokens.size:
-        return np.zeros(pool.workers)
-    return _price_ms(
-        (pool.queue_ms, pool.tokens_per_ms, heat.level_requests, heat.level_seconds),
-        pool.hit_tokens,
-        heat.level_tokens,
-        (float(prompt.tokens), pool.lost_share, pool.typical_tokens),
-    )
+    if heat.level_tokens.size:
+        _add_prices_ms(
+            (pool.queue_ms, pool.tokens_per_ms, heat.level_requests, heat.level_seconds),
+            pool.hit_tokens,
+            heat.level_tokens,
+            (float(prompt.tokens), pool.lost_share, pool.typical_tokens),
+            costs,
+        )
 
 
-@compiled("float64[::1](UniTuple(float64[:], 4), int64[:], int64[:], UniTuple(float64, 3))")
-def _price_ms(
+@compiled("void(UniTuple(float64[:], 4), int64[:], int64[:], UniTuple(float64, 3), float64[::1])")
+def _add_prices_ms(
     columns: tuple[NDArray[np.float64], ...],
     hit_tokens: NDArray[np.int64],
     ends: NDArray[np.int64],
     terms: tuple[float, float, float],
-) -> NDArray[np.float64]:
+    costs: NDArray[np.float64],
+) -> None:
     """`columns` are the queues and rates of workers, and requests and seconds of the lengths `ends`
     that workers hold: they part the prompt, and every worker holds so many of the parts, from the
     first one on. `terms` are the tokens of the prompt, the lost share, and typical tokens."""
     queue_ms, tokens_per_ms, requests, seconds = columns
     prompt_tokens, lost_share, typical_tokens = terms
-    busy = np.count_nonzero(queue_ms) / queue_ms.size
+    waiting, rates = 0, 0.0
+    for worker in range(queue_ms.size):
+        waiting += queue_ms[worker] != 0.0
+        rates += tokens_per_ms[worker]
+    busy = waiting / queue_ms.size
     price = busy * WORK_PRICE + EVICTION_PRICE * lost_share
     size_price = busy * SIZE_PRICE / max(typical_tokens, 1.0)
     own_tokens = prompt_tokens - ends[-1] + PROMPT_TOKENS
-    own_ms = own_tokens / tokens_per_ms.mean()
+    own_ms = own_tokens / (rates / queue_ms.size)
     # Of what is computed by who holds so many parts: useless tokens, what is counted of these, and
     # by how much all that is counted exceeds its tokens.
     useless = np.zeros(ends.size + 1)
@@ -114,11 +125,9 @@ def _price_ms(
         useless[part] = useless[part + 1] + size * surplus
         counted_useless[part] = counted_useless[part + 1] + counted * surplus
         excess[part] = excess[part + 1] + counted - size
-    found = np.empty(hit_tokens.size, dtype=np.float64)
     for worker in range(hit_tokens.size):
         held = 0
         while held < ends.size and hit_tokens[worker] >= ends[held]:
             held += 1
         priced = (price + size_price * useless[held]) * counted_useless[held]
-        found[worker] = (excess[held] + priced) / tokens_per_ms[worker]
-    return found
+        costs[worker] += (excess[held] + priced) / tokens_per_ms[worker]

@@ -39,7 +39,7 @@ def cluster_view(workers: Iterable[WorkerState]) -> ClusterView:
     pools: tuple[list[WorkerState], list[WorkerState]] = [], []
     for worker in workers:
         pools[worker.info.role is not Role.PREFILL].append(worker)
-    return ClusterView(workers_view(pools[0]), workers_view(pools[1]))
+    return ClusterView(workers_view([*pools[0], *pools[1]]), len(pools[0]))
 
 
 def workers_view(workers: Sequence[WorkerState]) -> WorkersView:
@@ -63,7 +63,7 @@ def workers_view(workers: Sequence[WorkerState]) -> WorkersView:
         Roster.of(worker.info for worker in workers),
         np.array([worker.hit_tokens for worker in workers], dtype=np.int64),
         Loads(
-            np.array(counts, dtype=np.int64).reshape(-1, 7).T,
-            np.array(rates, dtype=np.float64).reshape(-1, 3).T,
+            np.array(counts, dtype=np.int64).reshape(-1, 7),
+            np.array(rates, dtype=np.float64).reshape(-1, 3),
         ),
     )

@@ -22,7 +22,7 @@ def of(loads: LoadBook, worker: WorkerId) -> Loads:
 
 
 def is_unknown(load: Loads) -> bool:
-    counts, rates = load.counts[:, 0].tolist(), load.rates[:, 0].tolist()
+    counts, rates = load.counts[0].tolist(), load.rates[0].tolist()
     return counts == [0, 0, 0, 0, SLOTS_UNKNOWN, 0, 0] and rates == [0.0, 0.0, float("-inf")]
 
 

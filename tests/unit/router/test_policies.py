@@ -26,7 +26,7 @@ from router.policies.prefix_uses import PrefixUses
 from router.policies.priced_time import copies_price_ms, priced_time
 from router.policies.round_robin import round_robin
 from router.policies.sent_prefixes import SentPrefixes
-from router.policy import NO_WORKERS, ClusterView, CostModel, Demand, Roster, WorkersView
+from router.policy import ClusterView, CostModel, Demand, Roster, WorkersView
 from router.route_chooser import RouteChooser
 
 if TYPE_CHECKING:
@@ -204,6 +204,14 @@ class PlainUses:
         return count, seconds
 
 
+def told_of(uses: PrefixUses, keys: NDArray[np.uint64], now: float) -> NDArray[np.float64]:
+    """Requests that had each prefix, and seconds since the first; [2, keys]."""
+    ends = np.arange(1, keys.size + 1, dtype=np.int64)
+    heat = uses.heat(Prompt(keys.size, keys, ends), ends[::-1], now)
+    assert heat.level_tokens.tolist() == ends.tolist()
+    return np.array([heat.level_requests, heat.level_seconds])
+
+
 @pytest.mark.parametrize("memory_requests", [3, 50])
 def test_uses_agree_with_a_plain_record(memory_requests: int) -> None:
     """Also when the weights were scaled back: 3 requests of memory do that every hundred."""
@@ -216,7 +224,7 @@ def test_uses_agree_with_a_plain_record(memory_requests: int) -> None:
         assert uses.add(asked.keys, now) == [*known, False].index(False)
         plain.add(asked.keys.tolist(), now)
         probe, later = branching(rng.randrange(4), 12), now + rng.choice([0.0, 1.5])
-        told = uses.of(probe.keys, later).T.tolist()
+        told = told_of(uses, probe.keys, later).T.tolist()
         expected = [plain.of(key, later) for key in probe.keys.tolist()]
         assert told == [pytest.approx(pair) for pair in expected]
 
@@ -228,7 +236,7 @@ def test_the_rate_of_a_prefix_is_that_of_late() -> None:
         uses.add(keys, float(second))
     for tenth in range(500):
         uses.add(keys, 1000.0 + 0.1 * tenth)
-    count, seconds = uses.of(keys, 1050.0)[:, 0].tolist()
+    count, seconds = told_of(uses, keys, 1050.0)[:, 0].tolist()
     assert count == pytest.approx(51.0, rel=0.01)
     assert count / seconds == pytest.approx(10.0, rel=0.05)
 
@@ -241,9 +249,9 @@ def test_a_full_table_forgets_what_is_little_used_and_tells_nothing_of_others() 
         for keys in (hot, *cold):
             uses.add(keys, float(number))
             plain.add(keys.tolist(), float(number))
-    assert uses.of(hot, 400.0)[0] == pytest.approx([plain.of(key, 400.0)[0] for key in hot])
+    assert told_of(uses, hot, 400.0)[0] == pytest.approx([plain.of(key, 400.0)[0] for key in hot])
     every = np.array(sorted(plain.requests), dtype=np.uint64)
-    told = uses.of(every, 400.0)
+    told = told_of(uses, every, 400.0)
     assert 128 < np.count_nonzero(told[0]) <= 256
     for key, count, seconds in zip(every.tolist(), *told.tolist(), strict=True):
         assert count == 0.0 or (count, seconds) == pytest.approx(plain.of(key, 400.0))
@@ -285,21 +293,23 @@ def test_pending_prompts_agree_with_a_plain_record(seed: int, count: int) -> Non
         asked = branching(rng.randrange(3), rng.randrange(13))
         some = workers[[rng.randrange(count) for _ in range(rng.randrange(count))]]
         since = np.array([now - rng.choice([0.0, 1.0, 4.1, 10.0]) for _ in range(some.size)])
-        told = pending.tokens(some, asked, since).tolist()
-        for name, time, tokens in zip(some.tolist(), since.tolist(), told, strict=True):
+        held = np.array([rng.choice([0, 5 * BLOCK]) for _ in range(some.size)], dtype=np.int64)
+        told = pending.tokens(some, asked, since, held).tolist()
+        each = zip(some.tolist(), since.tolist(), held.tolist(), told, strict=True)
+        for name, time, at_least, tokens in each:
             was_sent = [plain.get((name, key), NEVER) >= time for key in asked.keys.tolist()]
-            assert tokens == BLOCK * [*was_sent, False].index(False)
+            assert tokens == max(at_least, BLOCK * [*was_sent, False].index(False))
     pending.add(1, prompt(1, 0), 1000.0)
     assert pending.nbytes == 0
 
 
 def test_pending_prompts_are_bounded_and_forget_the_oldest() -> None:
     pending, asks = PendingPrompts(1e9, 100_000), [branching(n, 10) for n in range(2, 400)]
-    worker = np.array([7], dtype=np.uint64)
+    worker, none = np.array([7], dtype=np.uint64), np.zeros(1, dtype=np.int64)
     for number, asked in enumerate(asks):
         pending.add(7, asked, float(number))
         assert pending.nbytes <= 100_000
-    found = [int(pending.tokens(worker, asked, np.zeros(1))[0]) for asked in asks]
+    found = [int(pending.tokens(worker, asked, np.zeros(1), none)[0]) for asked in asks]
     kept = found.count(10 * BLOCK)
     assert 50 < kept < 200, kept
     assert found == [0] * (len(asks) - kept) + [10 * BLOCK] * kept
@@ -350,7 +360,7 @@ class Cluster:
         hits = np.zeros(len(self.names), dtype=np.int64)
         workers = WorkersView(self.roster, hits, self.loads.loads(self.rows))
         demand, keys = Demand(len(hashes) * BLOCK, 32), np.array(hashes, dtype=np.uint64)
-        view = ClusterView(NO_WORKERS, workers)
+        view = ClusterView(workers, 0)
         return self.chooser.choose(view, demand, keys, avoid, self.rng)
 
     def ask(self, hashes: tuple[BlockHash, ...], avoid: frozenset[WorkerId] = frozenset()) -> str:

@@ -159,9 +159,9 @@ def test_loads_are_the_sums_over_what_is_in_flight(seed: int) -> None:
         if rng.randrange(40) == 0:
             loads.add(rng.choice(names))
         seen = loads.loads(loads.rows_of(names)).counts
-        for column, name in enumerate(names):
-            assert tuple(seen[:, column].tolist()) == _counts(loads, name)
-            assert loads.active_tokens(name) == seen[3, column]
+        for row, name in enumerate(names):
+            assert tuple(seen[row].tolist()) == _counts(loads, name)
+            assert loads.active_tokens(name) == seen[row, 3]
 
 
 def _send(loads: LoadBook, rng: random.Random, now: float, names: list[WorkerId]) -> DispatchTicket:
