@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from decode_worker.intake import OFFER_PATIENCE_S, CancelAttempt, EndSample
+from kvferry.cache_key import CacheUse
 from kvferry.errors import (
+    AdapterNotLoaded,
     DuplicateRequest,
     HandoffFailed,
     InternalError,
@@ -21,7 +23,7 @@ from kvferry.generation import (
     OutputToken,
     PrefillSource,
 )
-from kvferry.ids import Attempt, AttemptId, ExtraKey, RequestId
+from kvferry.ids import AdapterId, Attempt, AttemptId, ExtraKey, RequestId
 from tests.support.digest_model import answer
 from tests.support.intake_bench import KEY, PROMPT, SOURCE, IntakeBench
 
@@ -125,6 +127,9 @@ def test_input_that_would_break_a_step_is_refused(
         bench.start(source=source, max_tokens=100_000),
     ):
         assert isinstance(bench.read(stream)[1], InvalidInput)
+    use = CacheUse(ExtraKey(""), adapter=AdapterId("5a1e"))
+    refused = bench.read(bench.start(source=source, cache_use=use))[1]
+    assert isinstance(refused, AdapterNotLoaded)
     assert bench.driver.fetched == []
     bench.engine_bench.assert_idle()
 

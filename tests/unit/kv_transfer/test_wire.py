@@ -9,13 +9,13 @@ from kv_transfer.wire import message_from_wire, message_to_wire
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken, TokenLogprobs
-from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.ids import AdapterId, Attempt, ExtraKey, Incarnation, RequestId, WorkerId
 from kvferry.rpc.v1 import handoff_pb2 as pb
 from kvferry.sampling import SamplingParams
 
 KEY = HandoffKey(RequestId("r1"), Attempt(3), Incarnation(2**63 - 1), Incarnation(5))
 
-USE = CacheUse(ExtraKey("salt"), Sharing.PRIVATE, -3)
+USE = CacheUse(ExtraKey("salt"), Sharing.PRIVATE, -3, AdapterId("5a1e"))
 
 MESSAGES = [
     m.Hello(WorkerId("w"), Incarnation(2**63 - 1), "hash", 2**40, 8, 4, "host"),

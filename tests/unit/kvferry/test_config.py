@@ -83,6 +83,16 @@ def test_settings_names_each_leaf_with_its_default():
         ("workers: {both: {gpus: -1}}", "workers.both.gpus", "at least 0"),
         ("workers: {both: {gpus: 1.5}}", "workers.both.gpus", "must be whole"),
         ("model: {device: gpu}", "model.device", "must be one of cpu, cuda"),
+        ("model: {adapters: [a]}", "model.adapters", "must be a mapping of texts"),
+        ("model: {adapters: {a: [b]}}", "model.adapters.a", "must be a text"),
+        ("model: {adapters: {a: ''}}", "model.adapters.a", "must not be empty"),
+        ("model: {adapters: {'': b}}", "model.adapters", "1 to 128 characters"),
+        ("model: {served_name: a, adapters: {a: b}}", "model.adapters.a", "the name of the model"),
+        (
+            f"model: {{adapters: {{{', '.join(f'a{n}: b' for n in range(65))}}}}}",
+            "model.adapters",
+            "are 65; at most 64",
+        ),
         ("model: {quantization: int4}", "model.quantization", "must be one of none, int8"),
         (
             "model: {quantization: int8, dtype: bfloat16}",

@@ -20,7 +20,15 @@ from kvferry.generation import (
     PrefillSource,
     TokenLogprobs,
 )
-from kvferry.ids import Attempt, AttemptId, ExtraKey, Incarnation, RequestId, WorkerId
+from kvferry.ids import (
+    AdapterId,
+    Attempt,
+    AttemptId,
+    ExtraKey,
+    Incarnation,
+    RequestId,
+    WorkerId,
+)
 from kvferry.kv_events import (
     AllBlocksCleared,
     BlockHash,
@@ -76,7 +84,7 @@ def test_attempt_request(source):
         id=AttemptId(RequestId("r"), Attempt(2)),
         prompt=np.array([1, 2, 2**31 - 1], dtype=np.int32),
         sampling=SAMPLING,
-        cache_use=CacheUse(ExtraKey("tenant"), Sharing.RECOMPUTED, -7),
+        cache_use=CacheUse(ExtraKey("tenant"), Sharing.RECOMPUTED, -7, AdapterId("5a1e")),
         source=source,
         goes_first=source is not None,
     )

@@ -12,8 +12,8 @@ import pytest
 from kv_transfer.protocol.key import HandoffKey
 from kvferry.cache_key import CacheUse
 from kvferry.config import SchedulerConfig
-from kvferry.errors import InvalidInput, Overloaded
-from kvferry.ids import Attempt, ExtraKey, Incarnation, RequestId
+from kvferry.errors import AdapterNotLoaded, InvalidInput, Overloaded
+from kvferry.ids import NO_ADAPTER, AdapterId, Attempt, ExtraKey, Incarnation, RequestId
 from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
 from prefill_worker.prompt_source import PromptSource
 from tests.support.digest_model import answer
@@ -87,10 +87,12 @@ class Bench:
         sampling: SamplingParams = GREEDY,
         *,
         goes_first: bool = False,
+        adapter: AdapterId = NO_ADAPTER,
     ) -> HandoffKey:
         key = _key(name)
         tokens = np.asarray(prompt, dtype=np.int32)
-        self.source.start(key, tokens, sampling, CacheUse(ExtraKey("")), goes_first)
+        use = CacheUse(ExtraKey(""), adapter=adapter)
+        self.source.start(key, tokens, sampling, use, goes_first)
         return key
 
 
@@ -145,6 +147,8 @@ def test_refusals_are_typed_and_leave_nothing() -> None:
     # Refused before anything is made for it: so many tokens would not fit the memory.
     with pytest.raises(InvalidInput, match="max_tokens"):
         bench.start("endless", PROMPT, SamplingParams(max_tokens=2**40))
+    with pytest.raises(AdapterNotLoaded, match="5a1e"):
+        bench.start("adapted", adapter=AdapterId("5a1e"))
     key = bench.start("queued")
     with pytest.raises(Overloaded):
         bench.start("one too many")
