@@ -25,7 +25,7 @@ from cluster.members import cpus_wanted, http_port_of, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
 from engine.lora_config import read_lora_config
-from kvferry.adapter_files import read_adapter
+from kvferry.adapter_files import adapter_directory, read_adapter
 from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
 from router.api.security import Security
@@ -231,8 +231,7 @@ def with_model_directory(config: ClusterConfig, directory: Path) -> ClusterConfi
     Raises `ConfigError` for an adapter that no worker could use, before half a cluster is there.
     """
     adapters = {
-        name: str(Path(folder).expanduser().absolute())
-        for name, folder in config.model.adapters.items()
+        name: str(adapter_directory(name, folder)) for name, folder in config.model.adapters.items()
     }
     for name, folder in adapters.items():
         read_lora_config(read_adapter(name, folder))

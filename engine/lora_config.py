@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvferry.adapter_files import AdapterFiles
 
-_READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
+_READ = frozenset({"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern"})
 _WITHOUT_EFFECT = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"),
@@ -34,11 +35,13 @@ _WITHOUT_EFFECT = frozenset(
 )
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bias": ("none", None),
+    "use_rslora": (True, False, None),
     # The others change the base model's weights, too.
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 """What each of these may say; any other field only that it is off."""
 _OFF: tuple[object, ...] = (None, False, 0, "", [], {})
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,14 @@ def read_lora_config(files: AdapterFiles) -> LoraConfig:
     """Raises `ConfigError` naming the adapter's setting, its text naming the field of the file."""
     try:
         values = json.loads(files.config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _refusal(files, f"is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise _refusal(files, "must contain a JSON object")
     if values.get("peft_type") != "LORA":
         raise _refusal(files, f"peft_type is {values.get('peft_type')!r}; must be LORA")
     for name, value in values.items():
-        if name in _READ or name in _WITHOUT_EFFECT:
+        if name in _READ | _WITHOUT_EFFECT:
             continue
         if value not in _NEUTRAL.get(name, _OFF):
             raise _refusal(files, f"{name} is {value!r}, which is not supported")
@@ -113,7 +116,7 @@ def _rank(files: AdapterFiles, name: str, value: Any) -> int:
 
 
 def _number(files: AdapterFiles, name: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     raise _refusal(files, f"{name} is {value!r}; must be a finite number")
 
@@ -123,7 +126,9 @@ def _pattern(files: AdapterFiles, name: str, value: Any) -> dict[str, Any]:
         raise _refusal(files, f"{name} is {value!r}; must be an object")
     for key in value:
         try:
+            # By itself too: no bracket in it may close one of the expression's.
             re.compile(key)
+            re.compile(_expression(key))
         except re.error as error:
             raise _refusal(files, f"{name}: {key!r} is no regular expression: {error}") from error
     return value
@@ -131,5 +136,9 @@ def _pattern(files: AdapterFiles, name: str, value: Any) -> dict[str, Any]:
 
 def _matching(patterns: Mapping[str, object], module: str) -> str:
     """The first pattern that matches; the name itself if none does."""
-    found = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
+    found = (key for key in patterns if re.match(_expression(key), module))
     return next(found, module)
+
+
+def _expression(key: str) -> str:
+    return rf"(.*\.)?({key})$"

@@ -159,7 +159,10 @@ def _read_modules(
     for module, pair in pairs.items():
         _check(files, config, module, pair, shapes)
         up = pair["B"].float() * config.scale_of(module)
-        modules[module] = AdaptedModule(pair["A"].to(device, dtype), up.to(device, dtype))
+        adapted = AdaptedModule(pair["A"].to(device, dtype), up.to(device, dtype))
+        if not (adapted.down.isfinite().all() and adapted.up.isfinite().all()):
+            raise _refusal(files, f"what it adds to {module!r} is not finite in {dtype}")
+        modules[module] = adapted
     return modules
 
 

@@ -41,15 +41,25 @@ class AdapterFiles:
         return AdapterId(digest.hexdigest())
 
 
+def adapter_directory(name: str, directory: str) -> Path:
+    """Absolute. Raises `ConfigError` naming `model.adapters.NAME`."""
+    try:
+        return Path(directory).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"model.adapters.{name}", f"{directory!r}: {error}") from error
+
+
 def read_adapter(name: str, directory: str) -> AdapterFiles:
     """Raises `ConfigError` naming `model.adapters.NAME`."""
-    setting, folder = f"model.adapters.{name}", Path(directory).expanduser()
+    setting, folder = f"model.adapters.{name}", adapter_directory(name, directory)
     contents: list[bytes] = []
     for file in (folder / CONFIG_FILE, folder / WEIGHTS_FILE):
         try:
             contents.append(file.read_bytes())
         except OSError as error:
             raise ConfigError(setting, f"cannot read {file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(setting, f"{directory!r} is no path: {error}") from error
     return AdapterFiles(setting, *contents)
 
 
