@@ -166,7 +166,7 @@ def _decoded(member: str) -> str:
     """The text of a JSON string; "" of what is none."""
     try:
         value = json.loads(member)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return value if isinstance(value, str) else ""
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.openai_requests import Calling, ToolUse
-from router.api.tool_calls import new_tool_parser
+from router.api.tool_calls import CallScanner, new_tool_parser
 from router.chat_template import ToolFormat
 
 AUTO = ToolUse(Calling.AUTO)
@@ -106,6 +106,13 @@ def test_no_text_is_too_wild(answer):
         (ToolUse(Calling.REQUIRED), None),
     ):
         assert read(use, tool_format, answer) == read(use, tool_format, *answer)
+
+
+def test_a_name_of_ten_thousand_brackets_is_none():
+    scanner = CallScanner()
+    for character in '{"name": ' + "[" * 10_000 + "]" * 10_000 + "}":
+        scanner.push(character)
+    assert (scanner.is_done, scanner.name) == (True, "")
 
 
 @given(
