@@ -170,6 +170,24 @@ def test_a_row_is_the_same_in_any_batch() -> None:
     assert together == alone == backwards
 
 
+def test_a_row_is_the_same_to_the_last_bit_among_rows_of_a_large_vocabulary() -> None:
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 5},
+        {"temperature": 0.7, "logprobs": 0},
+        {"top_k": 900, "logprobs": 20},
+        {"top_p": 0.999, "logprobs": 2},
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "logprobs": 1},
+        {"min_p": 0.01, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logprobs": 3},
+    ]
+    # Odd, so that rows begin at addresses of all kinds.
+    logits = torch.stack([_logits(seed, vocab=5121) for seed in range(len(params))])
+    for seed in range(20):
+        rows = [_row((4, 4, 9), seed=seed, **one) for one in params]
+        together = sample(logits, rows)
+        alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+        assert together == alone == sample(logits.flip(0), rows[::-1])[::-1]
+
+
 @pytest.mark.parametrize("params", [{"top_p": 0.5}, {"top_k": 7}, {"top_k": 3, "top_p": 0.9}])
 @pytest.mark.parametrize("levels", [1, 2, 100])
 def test_equal_logits_are_ordered_by_their_ids_in_any_batch(
