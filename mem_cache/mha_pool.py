@@ -12,6 +12,11 @@ from mem_cache.paged_pool import PagedPool
 class MHATokenToKVPool(PagedPool[KvLayout]):
     """Implements `KvPool`: plane 0 is K, plane 1 is V, both [T, H_kv, D]."""
 
+    def __init__(self, layout: KvLayout, num_slots: int, device: str = "cpu") -> None:
+        super().__init__(layout, num_slots, device)
+        self._views = [(planes[0], planes[1]) for planes in self.buffer]
+        """Of each layer, made once: a step asks for all of them, twice."""
+
     @property
     def in_place_dtype(self) -> torch.dtype | None:
         """See `KvPool.in_place_dtype`."""
@@ -21,7 +26,7 @@ class MHATokenToKVPool(PagedPool[KvLayout]):
 
     def layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KvPool.layer`."""
-        return self.buffer[layer, 0], self.buffer[layer, 1]
+        return self._views[layer]
 
     def write(
         self, layer: int, slots: torch.Tensor, first: torch.Tensor, second: torch.Tensor

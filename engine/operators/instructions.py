@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 LANES = 8
 """float32 in a register of AVX2. For other processors LLVM uses two registers, or half of one."""
@@ -90,13 +90,16 @@ class Instructions:
         lanes = LANES
         while lanes > 1:
             lanes //= 2
-            low, high = (self._half(vector, first, lanes) for first in (0, lanes))
+            low, high = (
+                self.shuffled(vector, vector, range(first, first + lanes)) for first in (0, lanes)
+            )
             vector = self.builder.fadd(low, high)
         return self.builder.extract_element(vector, ir.Constant(_INT32, 0))
 
-    def _half(self, vector: Any, first: int, lanes: int) -> Any:
-        chosen = ir.Constant(ir.VectorType(_INT32, lanes), list(range(first, first + lanes)))
-        return self.builder.shuffle_vector(vector, vector, chosen)
+    def shuffled(self, first: Any, second: Any, lanes: Sequence[int]) -> Any:
+        """Elements of two vectors by their numbers."""
+        chosen = ir.Constant(ir.VectorType(_INT32, len(lanes)), list(lanes))
+        return self.builder.shuffle_vector(first, second, chosen)
 
     def at(self, first: Any, index: Any) -> Any:
         """A pointer to a later element."""

@@ -14,6 +14,9 @@ ROWS, _INPUTS = 3, 4
 """Of a tile: twelve sums, three rows and an input fill the sixteen registers of AVX2."""
 _tile, _tile_of_3, _tile_of_2, _tile_of_1 = (dot_tile(ROWS, n) for n in (_INPUTS, 3, 2, 1))
 _single = dot_tile(1, 1)
+DOT_TOKENS_MAX = 128
+"""For more of them `panel_kernels` is faster. Sums differ in their order, so that the limit is
+what a step has at most by default: in chunks of 2 to 128 tokens, a token's K and V are the same."""
 BLOCK_TOKENS = 64
 """Inputs multiplied by a part of the weight before the next ones: together they stay in L2."""
 PART_ELEMENTS = 32 * 1024

@@ -1,8 +1,7 @@
 """The operators for float32 on a CPU: no dispatch, no intermediate tensors, weights as they lie.
 
-The linear kernel reads a weight in the file's own layout, so that weights stay mapped and shared.
-It is as fast as memory or the multipliers allow (docs/decisions/0037-products-on-cpus.md) until
-inputs are so many that MKL's blocking pays.
+Products read a weight in the file's own layout, so that weights stay mapped and shared, and are as
+fast as memory or the multipliers allow (docs/decisions/0037-products-on-cpus.md).
 """
 
 from __future__ import annotations
@@ -10,17 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
-from engine.operators import native_kernels, quantized_kernels, token_kernels
+from engine.operators import native_kernels, panel_kernels, quantized_kernels, token_kernels
+from engine.operators.native_kernels import DOT_TOKENS_MAX
 from engine.operators.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from engine.crew import Crew
     from engine.operators.quantized_weight import Weight
-
-_LINEAR_TOKENS_MAX = 128
-"""Longer inputs go to torch."""
 
 
 class NativeOperators:
@@ -33,39 +29,26 @@ class NativeOperators:
         self, inputs: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Operators.linear`."""
+        assert inputs.is_contiguous(), "a kernel reads them by their address"
         tokens, width = inputs.shape
         if isinstance(weight, QuantizedWeight):
-            return self._quantized(inputs, weight, bias)
-        if tokens > _LINEAR_TOKENS_MAX:
-            return functional.linear(inputs, weight, bias)
-        assert inputs.is_contiguous(), "a kernel reads them by their address"
-        assert weight.is_contiguous(), "a kernel reads it by its address"
-        rows = len(weight)
-        out = torch.empty(tokens, rows)
-        addresses = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
-        native_kernels.linear(
-            self._board, native_kernels.LINEAR_PART, *addresses, tokens, width, rows
-        )
-        return out if bias is None else out.add_(bias)
-
-    def _quantized(
-        self, inputs: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        assert inputs.is_contiguous(), "a kernel reads them by their address"
-        tokens, width = inputs.shape
-        rows = len(weight)
-        out = torch.empty(tokens, rows)
-        quantized_kernels.linear(
-            self._board,
-            quantized_kernels.LINEAR_PART,
-            inputs.data_ptr(),
-            weight.values.data_ptr(),
-            weight.scales.data_ptr(),
-            out.data_ptr(),
-            tokens,
-            width,
-            rows,
-        )
+            out = torch.empty(tokens, len(weight))
+            addresses = (
+                inputs.data_ptr(),
+                weight.values.data_ptr(),
+                weight.scales.data_ptr(),
+                out.data_ptr(),
+            )
+            few, many = quantized_kernels.LINEAR_PART, quantized_kernels.PACKED_PART
+            part = few if tokens <= DOT_TOKENS_MAX else many
+            quantized_kernels.linear(self._board, part, *addresses, tokens, width, len(weight))
+        else:
+            assert weight.is_contiguous(), "a kernel reads it by its address"
+            rows = weight.shape[0]
+            out = torch.empty(tokens, rows)
+            kernels = native_kernels if tokens <= DOT_TOKENS_MAX else panel_kernels
+            arrays = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
+            kernels.linear(self._board, kernels.LINEAR_PART, *arrays, tokens, width, rows)
         return out if bias is None else out.add_(bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -118,7 +101,7 @@ class NativeOperators:
         """See `Operators.norm_heads`."""
         assert qkv.is_contiguous(), "a kernel changes it by its address"
         tokens, width = qkv.shape
-        head_dim = len(key_weight)
+        head_dim = key_weight.shape[0]
         addresses = qkv.data_ptr(), query_weight.data_ptr(), key_weight.data_ptr()
         sizes = tokens, width // head_dim, kv_heads, head_dim
         part = token_kernels.NORM_HEADS_PART

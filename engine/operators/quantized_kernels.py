@@ -10,18 +10,22 @@ import numpy as np
 
 from engine.crew import share
 from engine.native_math import inlined, kernel, task
-from engine.native_memory import address_of, array_at
+from engine.native_memory import array_at
 from engine.operators.group_tile import group_dot, group_elements
 from engine.operators.instructions import LANES
 from engine.operators.native_kernels import (
     BLOCK_TOKENS,
+    DOT_TOKENS_MAX,
     PART_ELEMENTS,
     ROWS,
     multiply_row,
     multiply_rows,
     tiles_of,
 )
+from engine.operators.panel_kernels import PART_ROWS
+from engine.operators.panel_kernels import multiply_rows as multiply_packed
 from engine.operators.quantized_weight import GROUP
+from engine.operators.scratch import give_back, take
 
 
 @inlined
@@ -81,8 +85,7 @@ def _multiply(  # noqa: PLR0913  # as a float32 product, and scales
 ) -> None:
     """out[t, n] = inputs[t] . elements[n] for t < tokens, n < rows."""
     groups = (width + GROUP - 1) // GROUP
-    elements = np.empty((ROWS, width), np.float32)
-    row = address_of(elements)
+    row = take(4 * ROWS * width)
     # All tiles of these rows together ask for the values of the next rows, once.
     step = LANES * ROWS // tiles_of(tokens)
     for n in range(0, rows, ROWS):
@@ -95,6 +98,7 @@ def _multiply(  # noqa: PLR0913  # as a float32 product, and scales
         else:
             for i in range(count):
                 multiply_row(row + 4 * i * width, inputs, place + 4 * i, tokens, width, out_step)
+    give_back(row)
 
 
 @task
@@ -125,7 +129,22 @@ def _linear_part(arguments: int, index: int) -> int:
     return 0
 
 
+@task
+def _packed_part(arguments: int, index: int) -> int:
+    inputs, values, scales, out, tokens, width, rows, part_rows = array_at(arguments, 8, np.int64)
+    groups = (width + GROUP - 1) // GROUP
+    start = index * part_rows
+    count = min(part_rows, rows - start)
+    row = take(4 * count * width)
+    _element_rows(values + start * width, scales + 4 * start * groups, count, width, row)
+    multiply_packed(row, count, inputs, tokens, width, out + 4 * start, rows)
+    give_back(row)
+    return 0
+
+
 LINEAR_PART = _linear_part.address
+PACKED_PART = _packed_part.address
+"""For many inputs, see `panel_kernels`."""
 
 
 @kernel
@@ -142,8 +161,9 @@ def linear(  # noqa: PLR0913
 ) -> None:
     """out [tokens, rows] = inputs [tokens, width] . elements [rows, width]^T; addresses of arrays.
 
-    part: `LINEAR_PART`.
+    part: `LINEAR_PART`, or `PACKED_PART` for more than `DOT_TOKENS_MAX` inputs.
     """
-    part_rows = max(1, PART_ELEMENTS // (width * ROWS)) * ROWS
+    few = max(1, PART_ELEMENTS // (width * ROWS)) * ROWS
+    part_rows = few if tokens <= DOT_TOKENS_MAX else PART_ROWS
     arguments = np.array([inputs, values, scales, out, tokens, width, rows, part_rows])
     share(board, part, arguments, (rows + part_rows - 1) // part_rows)

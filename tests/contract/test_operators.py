@@ -36,13 +36,13 @@ def _norm(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 7, 32, 65, 129])
-@pytest.mark.parametrize("rows", [1, 6, 64, 4099])
-def test_linear(operators: Operators, tokens: int, rows: int) -> None:
-    inputs, weight = torch.randn(tokens, 96), torch.randn(rows, 96)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 7, 32, 65, 129, 200])
+@pytest.mark.parametrize(("rows", "width"), [(1, 96), (6, 9), (64, 500), (4099, 96)])
+def test_linear(operators: Operators, tokens: int, rows: int, width: int) -> None:
+    inputs, weight = torch.randn(tokens, width), torch.randn(rows, width)
     expected = inputs.double() @ weight.double().t()
     torch.testing.assert_close(
-        operators.linear(inputs, weight).double(), expected, atol=2e-5, rtol=1e-5
+        operators.linear(inputs, weight).double(), expected, atol=5e-5, rtol=1e-5
     )
 
 
@@ -59,6 +59,18 @@ def test_linear_of_quantized_weights(
     bias = torch.randn(rows)
     found = operators.linear(inputs, weight, bias)
     torch.testing.assert_close(found.double(), expected + bias.double(), atol=2e-5, rtol=1e-5)
+
+
+def test_a_product_is_the_same_in_steps_of_two_to_128_tokens() -> None:
+    """So that K and V do not depend on how a prompt is cut."""
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(128, 100), torch.randn(70, 100)
+    for held in (weight, quantize(weight)):
+        with closing(Crew(2)) as crew:
+            operators = NativeOperators(crew)
+            whole = operators.linear(inputs, held)
+            for count in (2, 3, 5, 64, 127):
+                assert torch.equal(operators.linear(inputs[:count], held), whole[:count])
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
