@@ -135,6 +135,8 @@ def _validate_adapters(model: ModelConfig) -> None:
         if not 0 < len(name) <= ADAPTER_NAME_CHARACTERS_MAX:
             problem = f"names must have 1 to {ADAPTER_NAME_CHARACTERS_MAX} characters"
             raise ConfigError(setting, problem)
+        if not name.isprintable():
+            raise ConfigError(setting, f"{name!r} has characters that cannot be printed")
         if name == model.served_name:
             raise ConfigError(f"{setting}.{name}", "has the name of the model, model.served_name")
         if not directory:

@@ -101,6 +101,10 @@ class Forbidden(KvferryError):
     kind = ErrorKind.FORBIDDEN
 
 
+_NAMES_CHARACTERS_MAX = 400
+"""gRPC carries 8 KiB of an error's text, in which a character may take 12 bytes."""
+
+
 class UnknownModel(KvferryError):
     """The request names a model this cluster does not serve."""
 
@@ -108,6 +112,8 @@ class UnknownModel(KvferryError):
 
     def __init__(self, asked: str, *served: str) -> None:
         names = ", ".join(map(repr, served))
+        if len(names) > _NAMES_CHARACTERS_MAX:
+            names = f"{names[:_NAMES_CHARACTERS_MAX]}... ({len(served)} models)"
         super().__init__(f"model: {asked!r} is not served here; this cluster serves {names}")
 
 

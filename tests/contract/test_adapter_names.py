@@ -10,8 +10,10 @@ import pytest
 
 from kvferry.adapter_files import adapter_identities
 from kvferry.errors import ConfigError
-from kvferry.ids import NO_ADAPTER
+from kvferry.ids import NO_ADAPTER, AdapterId
+from kvferry.limits import ADAPTERS_MAX
 from kvferry.rpc.v1 import inference_pb2
+from router.served_models import ServedModels
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.openai_bench import HI, ids_of, run, says
 from tests.support.router_bench import SERVED, RouterBench
@@ -110,6 +112,20 @@ def test_a_name_that_is_no_adapter_is_not_found(directory: Path, adapters: dict[
         assert worker.requests == []
 
     run(directory, test, worker, adapters=adapters)
+
+
+def test_a_client_is_told_of_many_long_names_as_far_as_grpc_carries(directory: Path) -> None:
+    names = {f"{number:02d}{'🚢' * 126}": AdapterId(str(number)) for number in range(ADAPTERS_MAX)}
+
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        bench.router.models = ServedModels(SERVED, names)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"'00🚢+.*65 models") as refused:
+            await bench.ask("hi", model="🛳" * 1000)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        (last,) = [name for name in names if name.startswith("63")]
+        await bench.ask("hi", model=last)
+
+    run(directory, test, says("a"))
 
 
 def test_a_router_does_not_start_without_an_adapters_files(

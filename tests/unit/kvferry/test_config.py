@@ -87,6 +87,8 @@ def test_settings_names_each_leaf_with_its_default():
         ("model: {adapters: {a: [b]}}", "model.adapters.a", "must be a text"),
         ("model: {adapters: {a: ''}}", "model.adapters.a", "must not be empty"),
         ("model: {adapters: {'': b}}", "model.adapters", "1 to 128 characters"),
+        (r'model: {adapters: {"a\nb": c}}', "model.adapters", "cannot be printed"),
+        (r'model: {adapters: {"\ud800": c}}', "model.adapters", "cannot be printed"),
         ("model: {served_name: a, adapters: {a: b}}", "model.adapters.a", "the name of the model"),
         (
             f"model: {{adapters: {{{', '.join(f'a{n}: b' for n in range(65))}}}}}",
