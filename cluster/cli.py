@@ -88,6 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     chat = _add(commands, "chat", _chat, "a conversation, turn by turn")
     for command in (generate, chat):
+        command.add_argument("--model", default="", help="name of an adapter; default: none")
         _add_cache_use(command)
     status = _add(commands, "status", _status, "show the workers and their accounts")
     status.add_argument("--counters", action="store_true", help="show what each worker counted")
@@ -362,6 +363,7 @@ def _request_of(arguments: argparse.Namespace) -> inference.GenerateRequest:
         raise InvalidInput("sharing", f"is {arguments.sharing!r}; must be one of {names}")
     try:
         return inference.GenerateRequest(
+            model=arguments.model,
             sampling=_sampling_of(arguments),
             cache_salt=arguments.cache_salt,
             sharing=sharing_to_wire(sharing),
@@ -385,7 +387,7 @@ def _sampling_of(arguments: argparse.Namespace) -> inference.SamplingParams:
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
     names = [f"--{name.replace('_', '-')}" for name, _, _ in _SAMPLING_FLAGS]
-    names += ["--cache-salt", "--sharing", "--priority", "--n", "--drain-s"]
+    names += ["--cache-salt", "--sharing", "--priority", "--n", "--drain-s", "--model"]
     names += [f"--{name}" for name, _ in _TLS_FLAGS]
     if command in ("serve", "demo"):
         names = [f"--{name}" for name, _ in settings()]
