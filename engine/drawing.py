@@ -48,6 +48,13 @@ def _needs_ranking(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1.0
 
 
+def weights_of(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[S, V]: what is as likely as the best token of its row has 1."""
+    weights: NDArray[np.float32] = scores - scores.max(axis=1, keepdims=True)
+    np.exp(weights, out=weights)
+    return weights
+
+
 def block_sums(weights: NDArray[np.float32]) -> NDArray[np.float64]:
     """[S, ceil(V / 256)]: of each 256 of weights [S, V]; in float32 their sum would be coarse."""
     starts = np.arange(0, weights.shape[1], _BLOCK)
@@ -61,7 +68,7 @@ def _draw_unranked(
     scores: NDArray[np.float32], params: list[SamplingParams], uniforms: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """In the order of ids: nothing has to be sorted. First the block is found, then the token."""
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights = weights_of(scores)
     if any(one.min_p for one in params):
         weights *= weights >= np.asarray([one.min_p for one in params], dtype=np.float32)[:, None]
     vocab_size, rows = scores.shape[1], np.arange(len(scores))
@@ -117,9 +124,8 @@ def _draw_ranked(
     is_cut = limits < vocab_size
     totals = np.zeros(len(params))
     if not is_cut.all():
-        whole = scores[~is_cut]
-        whole -= whole.max(axis=1, keepdims=True)
-        totals[~is_cut] = block_sums(np.exp(whole, out=whole)).sum(axis=1)
+        whole = scores if not is_cut.any() else scores[~is_cut]
+        totals[~is_cut] = block_sums(weights_of(whole)).sum(axis=1)
     top_p = np.asarray([one.top_p for one in params])
     min_p = np.asarray([one.min_p for one in params])
     rows = _Rows(scores, limits, totals, top_p, min_p, uniforms)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.drawing import block_sums, draw
+from engine.drawing import block_sums, draw, weights_of
 from engine.ranking import most_likely
 from kvferry.generation import OutputToken, TokenLogprobs
 
@@ -172,10 +172,8 @@ def _with_logprobs(
     counts = {index: count for index, count in asked if count is not None}
     if not counts:
         return out
-    own = logits[list(counts)]
-    highest = own.max(axis=1, keepdims=True)
-    totals = block_sums(np.exp(own - highest)).sum(axis=1)
-    norms = highest[:, 0] + np.log(totals)
+    own = logits if len(counts) == len(rows) else logits[list(counts)]
+    norms = own.max(axis=1) + np.log(block_sums(weights_of(own)).sum(axis=1))
     of_chosen = own[np.arange(len(own)), [tokens[index] for index in counts]] - norms
     best, ids = most_likely(own, max(1, *counts.values()))
     best_lists, id_lists = (best - norms[:, None]).tolist(), ids.tolist()
