@@ -13,7 +13,7 @@ from engine.lora_weights import load_adapters
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from kvferry.adapter_files import adapter_identities
-from kvferry.config import DType, KvDType
+from kvferry.config import DType, KvDType, Quantization
 from kvferry.ids import NO_ADAPTER
 from mem_cache.element_codec import torch_dtype
 from tests.support.paged_kv import make_rows, poisoned_pool
@@ -49,14 +49,26 @@ def _expected(directory: Path) -> torch.Tensor:
 
 
 def _logits(
-    directory: Path, folders: dict[str, str], *, ranks: int = 1, dtype: DType = DType.FLOAT32
+    directory: Path,
+    folders: dict[str, str],
+    *,
+    ranks: int = 1,
+    dtype: DType = DType.FLOAT32,
+    quantization: Quantization = Quantization.NONE,
 ) -> dict[str, torch.Tensor]:
     """Of the same tokens under each adapter and without one ("base"), all in one batch, [3, V]."""
     whole = load_spec(directory)
     layout = whole.of_rank(ranks, "ranks").kv_layout(KvDType.FLOAT32, PAGE_SIZE)
     pools = [poisoned_pool(layout) for _ in range(ranks)]
     loaded = load_adapters(folders, whole, torch_dtype(dtype))
-    runner = ModelRunner(directory, *pools, threads=1, dtype=dtype, adapters=loaded)
+    runner = ModelRunner(
+        directory,
+        *pools,
+        threads=1,
+        dtype=dtype,
+        adapters=loaded,
+        quantization=quantization,
+    )
     ids = adapter_identities(folders)
     # The same adapter twice, and not side by side.
     names = [*folders, "base", next(iter(folders))]
@@ -101,3 +113,15 @@ def test_half_precision_rounds_and_no_more(dtype: DType, tmp_path: Path) -> None
     found = _logits(directory, {"a": str(adapter)}, dtype=dtype)
     assert torch.cosine_similarity(found["a"][0], expected[0], dim=0) > 0.9
     assert torch.cosine_similarity(found["base"][0], expected[0], dim=0) < 0.9
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma2"])
+def test_over_int8_weights_an_adapter_is_whole(family: str, tmp_path: Path) -> None:
+    """It is added to what the eight bits give, in float32."""
+    directory = make_family(tmp_path / "model", family)
+    adapter = make_adapter(tmp_path / "a", directory, seed=3)
+    expected = _expected(merge_adapter(tmp_path / "merged", directory, adapter))
+    found = _logits(directory, {"a": str(adapter)}, quantization=Quantization.INT8)
+    near, far = (torch.cosine_similarity(found[name], expected, dim=1) for name in ("a", "base"))
+    assert near.min() > 0.99
+    assert far.max() < 0.9
