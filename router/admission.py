@@ -329,7 +329,8 @@ class Admission:
         )
 
     def _grant(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> None:
-        self._queue.serve(ticket, ticket.service_class, ticket.tenant.name)
+        name, is_crowded = ticket.tenant.name, bool(self._tenants.refused_lately)
+        self._queue.serve(ticket, ticket.service_class, name, is_crowded=is_crowded)
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
         self._ttft.waited(ticket.wait_s, now - ticket.submitted_at, ticket.goes_first)
@@ -455,6 +456,7 @@ class Admission:
         at = max(now + refusal.retry_after_s, tenant.told_until) + turn_s
         tenant.told_until = min(at, now + RETRY_AFTER_MAX_S)
         self._tenants.refused(tenant, now)
+        self._queue.forfeit(ticket.service_class, tenant.name)
         told = replace(refusal, retry_after_s=tenant.told_until - now)
         return self._overloaded(ticket.service_class, told)
 

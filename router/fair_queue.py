@@ -4,9 +4,11 @@ Start-time fair queueing on two levels, by tokens of work and not by requests. E
 every tenant within a class, has a *clock* that moves on by what it is served, divided by its
 weight. Served is the class whose clock is furthest behind, of it the tenant whose clock is, and of
 that the oldest request. A class that comes back after a pause begins no further behind than the one
-that is being served, and a tenant by a few requests at most: so much it may catch up on, so that a
-few requests at once of one who asks for little do not wait for those of one who asks for all.
-Nobody saves up more, so nobody who waits is overtaken by much more than the others' shares.
+that is being served, and a tenant by its *credit*: so much it may catch up on, so that a few
+requests at once of one who asks for little do not wait for those of one who asks for all. Credit
+is what others were served of late while there was too little for all, a few requests at most: who
+comes when there was enough went without nothing, and who is refused for lack of room asks for more
+than there is. So nobody who waits is overtaken by much more than the others' shares.
 
 What a request really cost is known when it ends; `settle` moves the clocks by the difference.
 """
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 
 _CREDIT_REQUESTS = 8
-"""Of usual size: what a tenant may catch up on."""
+"""Of usual size: what a tenant may catch up on at most."""
 _AHEAD_REQUESTS = 6
 """Of usual size: who has more than that before it is not only a little busier than another one."""
 _AHEAD_OF_CROWDING = 3
@@ -86,6 +88,8 @@ class _Class(Generic[ItemT]):
     """Where the clock of the tenant served last stood before."""
     usual_tokens: float = 0.0
     """Of a request, lately."""
+    credit_tokens: float = 0.0
+    """Served of late while others had to wait, less what was when nobody had to."""
     tenants: dict[str, _Tenant[ItemT]] = field(default_factory=dict)
     waiting: _Sum = field(default_factory=_Sum)
     count: int = 0
@@ -93,13 +97,22 @@ class _Class(Generic[ItemT]):
     def backlogged(self) -> Iterator[tuple[str, _Tenant[ItemT]]]:
         return ((name, tenant) for name, tenant in self.tenants.items() if tenant.items)
 
-    def begin_of(self, name: str) -> float:
-        """Where the clock of a tenant stands if it had something to wait now."""
+    @property
+    def credit_max(self) -> float:
+        """Tokens."""
+        return _CREDIT_REQUESTS * self.usual_tokens
+
+    def begin_of(self, name: str, credit_tokens: float) -> float:
+        """Where the clock of a tenant with that credit stands if it had something to wait now."""
         tenant = self.tenants.get(name)
-        least = self.served_at - _CREDIT_REQUESTS * self.usual_tokens
+        least = self.served_at - credit_tokens
         if tenant is None:
             return least
         return tenant.clock if tenant.items else max(tenant.clock, least)
+
+    def earn_credit(self, tokens: float) -> None:
+        """So much was served while there was too little for all; below 0: enough."""
+        self.credit_tokens = min(max(self.credit_tokens + tokens, 0.0), self.credit_max)
 
 
 class FairQueue(Generic[ItemT]):
@@ -137,7 +150,7 @@ class FairQueue(Generic[ItemT]):
         entry = self._classes[service_class]
         if entry.count == 0:
             entry.clock = max(entry.clock, self._served_at)
-        begin = entry.begin_of(tenant)
+        begin = entry.begin_of(tenant, entry.credit_tokens)
         flow = entry.tenants.setdefault(tenant, _Tenant(begin))
         assert item not in flow.items, "a request waits once"
         flow.clock = begin
@@ -163,8 +176,11 @@ class FairQueue(Generic[ItemT]):
                 return next(iter(min(flows, key=lambda flow: flow.clock).items))
         return None
 
-    def serve(self, item: ItemT, service_class: ServiceClass, tenant: str) -> None:
-        """Take `item` out, at the cost of its class and tenant."""
+    def serve(
+        self, item: ItemT, service_class: ServiceClass, tenant: str, *, is_crowded: bool = False
+    ) -> None:
+        """Take `item` out, at the cost of its class and tenant. `is_crowded`: there is too little
+        for all, although nobody else may wait."""
         entry = self._classes[service_class]
         flow = entry.tenants[tenant]
         work = flow.items[item]
@@ -175,6 +191,7 @@ class FairQueue(Generic[ItemT]):
         entry.usual_tokens = usual + _USUAL_WEIGHT * (work.tokens - usual)
         self.remove(item, service_class, tenant)
         self.settle(service_class, tenant, work.tokens)
+        entry.earn_credit(work.tokens if entry.count or is_crowded else -work.tokens)
 
     def settle(self, service_class: ServiceClass, tenant: str, tokens: int) -> None:
         """Charge `tokens` more, or fewer if negative, than was charged so far."""
@@ -183,6 +200,13 @@ class FairQueue(Generic[ItemT]):
         flow = entry.tenants.get(tenant)
         if flow is not None:
             flow.clock += tokens
+
+    def forfeit(self, service_class: ServiceClass, tenant: str) -> None:
+        """A tenant was refused for lack of room: it has nothing to catch up on."""
+        entry = self._classes[service_class]
+        flow = entry.tenants.get(tenant)
+        if flow is not None:
+            flow.clock = max(flow.clock, entry.served_at)
 
     def goes_first(
         self, service_class: ServiceClass, tenant: str, crowding: Collection[str]
@@ -197,9 +221,9 @@ class FairQueue(Generic[ItemT]):
         own = entry.tenants.get(tenant)
         if own is not None and own.waiting.tokens > _AHEAD_REQUESTS * entry.usual_tokens:
             return False
-        begin = entry.begin_of(tenant)
-        far = begin + _AHEAD_REQUESTS * entry.usual_tokens
-        near = begin + _AHEAD_OF_CROWDING * entry.usual_tokens
+        far = entry.begin_of(tenant, entry.credit_tokens) + _AHEAD_REQUESTS * entry.usual_tokens
+        # Of a crowd it is known before anybody else has gone without anything.
+        near = entry.begin_of(tenant, entry.credit_max) + _AHEAD_OF_CROWDING * entry.usual_tokens
         return (
             any(flow is not own and flow.end > far for _, flow in entry.backlogged())
             or any(
@@ -224,7 +248,9 @@ class FairQueue(Generic[ItemT]):
         """What would be served before a request that came now, if nobody came after it."""
         entry = self._classes[service_class]
         own = entry.tenants.get(tenant)
-        end = entry.begin_of(tenant) + (own.waiting.tokens if own is not None else 0)
+        end = entry.begin_of(tenant, entry.credit_tokens) + (
+            own.waiting.tokens if own is not None else 0
+        )
         ahead, tokens = Ahead(), 0.0
         for _, flow in entry.backlogged():
             before = min(flow.waiting.tokens, max(0.0, end - flow.clock))

@@ -90,6 +90,42 @@ def test_a_few_requests_may_be_caught_up_on_and_no_more() -> None:
     assert 70 <= tokens["b"] - tokens["a"] <= 90
 
 
+def test_who_comes_when_there_was_enough_for_all_has_nothing_to_catch_up_on() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.push("a", 10)
+        bench.serve()
+    bench.push("b", 10, 100)
+    bench.push("a", 10, 10)
+    assert bench.tokens_of(bench.serve(10), by=1) == {"a": 50, "b": 50}
+    # What b was served since, a third one went without.
+    bench.push("c", 10, 100)
+    tokens = bench.tokens_of(bench.serve(30), by=1)
+    assert tokens["c"] - tokens["b"] >= 70
+
+
+def test_a_crowd_of_which_nothing_waits_is_one() -> None:
+    bench = Bench()
+    for _ in range(20):
+        (name,) = bench.push("a", 10)
+        bench.queue.serve(name, *bench.where[name][:2], is_crowded=True)
+    bench.push("a", 10, 20)
+    bench.push("b", 10, 20)
+    tokens = bench.tokens_of(bench.serve(20), by=1)
+    assert tokens["b"] - tokens["a"] >= 70
+
+
+def test_who_is_refused_for_lack_of_room_has_nothing_to_catch_up_on() -> None:
+    bench = Bench()
+    bench.push("a", 10, 200)
+    bench.serve(100)
+    bench.push("b", 10, 100)
+    bench.queue.forfeit(STANDARD, "b")
+    bench.queue.forfeit(STANDARD, "nobody")
+    tokens = bench.tokens_of(bench.serve(20), by=1)
+    assert abs(tokens["b"] - tokens["a"]) <= 20
+
+
 def test_who_left_in_debt_comes_back_in_debt() -> None:
     bench = Bench()
     bench.push("a", 10, 10)

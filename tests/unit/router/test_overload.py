@@ -116,6 +116,24 @@ def test_a_flood_of_one_tenant_is_its_own_trouble(cluster: Cluster, share: float
     assert p95_s(modest | {"flood": 3.0}) <= 1.2 * p95_s(modest)
 
 
+def test_a_flood_that_begins_beside_tenants_at_work_is_its_own_trouble() -> None:
+    """In its first seconds, in which nobody has gone without anything yet."""
+    begin_s, end_s = 6.0, 9.0
+    alone: list[float] = []
+    beside: list[float] = []
+    for seed in range(12):
+        flood = SMALL.load({"flood": 3.0}, end_s - begin_s, seed)
+        for asked in flood:
+            asked.at += begin_s
+        for ttfts, more in ((alone, []), (beside, flood)):
+            modest = SMALL.load({f"t{number}": 0.1 for number in range(4)}, end_s, seed)
+            for asked in SMALL.play(modest + more):
+                if asked.tenant != "flood" and asked.at >= begin_s:
+                    ttfts.append(float("inf") if asked.ttft_s is None else asked.ttft_s)
+    assert len(beside) == len(alone) > 100
+    assert percentile(beside, 0.95) <= 1.5 * percentile(alone, 0.95)
+
+
 @pytest.mark.parametrize("cluster", [PROMPTS_SCARCE, PLACES_SCARCE], ids=["prompts", "places"])
 def test_who_asks_again_when_told_to_is_accepted(cluster: Cluster) -> None:
     """Ten seconds of three times the capacity, then half of it, besides those that come again."""
