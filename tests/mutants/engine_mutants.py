@@ -57,4 +57,20 @@ ENGINE_MUTANTS = (
         "            for request in ()\n        )\n",
         _TESTS,
     ),
+    Mutant(
+        "limit-starves-prompts",
+        "Whatever the limit of the gaps, prompts progress.",
+        "engine/itl_limit.py",
+        "        return max(tokens, min(PROMPT_TOKENS_MIN, most))\n",
+        "        return max(tokens, 1)\n",
+        ("tests/unit/engine/test_itl_limit.py",),
+    ),
+    Mutant(
+        "limit-guesses-far",
+        "What prompts cost is not extrapolated far beyond what was tried.",
+        "engine/step_cost.py",
+        "min(most, _GROWTH * self._most_tokens)",
+        "most",
+        ("tests/unit/engine/test_step_cost.py",),
+    ),
 )
