@@ -178,6 +178,13 @@ def _has_holders(slot: NDArray[np.uint64]) -> bool:
 
 
 @inlined
+def _copy(words: NDArray[np.uint64], to: NDArray[np.uint64]) -> None:
+    """Word by word: assigning an array takes a second to compile."""
+    for word in range(words.size):
+        to[word] = words[word]
+
+
+@inlined
 def _note(length_of: NDArray[np.int64], length: int, bits: NDArray[np.uint64]) -> None:
     """Those of the first bits, but not of the second, hold so many blocks."""
     for holder in range(length_of.size):
@@ -210,12 +217,12 @@ def _note_hits(
     spans = np.empty((_SPANS_MAX, 2), dtype=np.int64)
     bits = np.zeros((_SPANS_MAX, 2, words), dtype=np.uint64)
     held = np.empty(words, dtype=np.uint64)
-    spans[0] = -1, blocks.size
-    bits[0, 0] = asked
+    spans[0, 0], spans[0, 1] = -1, blocks.size
+    _copy(asked, bits[0, 0])
     count = 1
     while count:
         count -= 1
-        low, high = spans[count]
+        low, high = spans[count, 0], spans[count, 1]
         if high - low == 1:
             _note(length_of, high, bits[count])
             continue
@@ -230,15 +237,15 @@ def _note_hits(
             some_end |= held[word] != bits[count, 0, word]
             some_go_on |= held[word] != bits[count, 1, word]
         if some_end and some_go_on:
-            spans[count + 1] = middle, high
-            bits[count + 1, 0] = held
-            bits[count + 1, 1] = bits[count, 1]
+            spans[count + 1, 0], spans[count + 1, 1] = middle, high
+            _copy(held, bits[count + 1, 0])
+            _copy(bits[count, 1], bits[count + 1, 1])
         if some_end:
-            spans[count] = low, middle
-            bits[count, 1] = held
+            spans[count, 1] = middle
+            _copy(held, bits[count, 1])
         elif some_go_on:
-            spans[count] = middle, high
-            bits[count, 0] = held
+            spans[count, 0] = middle
+            _copy(held, bits[count, 0])
         count += some_end + some_go_on
     for position, holder in enumerate(holders):
         if holder < length_of.size:
@@ -318,8 +325,11 @@ def _forget(slots: NDArray[np.uint64], sizes: NDArray[np.int64], holder: int) ->
 @compiled("void(uint64[:, ::1], int64, int64)")
 def _move(segment: NDArray[np.uint64], before: int, size: int) -> None:
     """Have what is held in the first slots, `before` of them, in `size` of them."""
-    old = segment[:before].copy()
-    segment[:before] = _NONE
+    old = np.empty((before, segment.shape[1]), dtype=np.uint64)
+    for slot in range(before):
+        _copy(segment[slot], old[slot])
+        for word in range(segment.shape[1]):
+            segment[slot, word] = _NONE
     for slot in range(before):
         if _has_holders(old[slot]):
-            segment[_find(segment, size, old[slot, 0])] = old[slot]
+            _copy(old[slot], segment[_find(segment, size, old[slot, 0])])

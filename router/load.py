@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 SLOTS_UNKNOWN = 2**62
 """Free slots of a worker that has not reported yet: more than any request needs."""
 
-_COUNTS = 7
-_RATES = 3
+PREFILL_TOKENS, SEQUENCES, REQUESTS, ACTIVE_TOKENS, SLOTS_AVAILABLE = 0, 1, 2, 3, 4
+SLOTS_TOTAL, FIRST_TOKENS, _COUNTS = 5, 6, 7
+PREFILL_RATE, LINK_RATE, JOINED, _RATES = 0, 1, 2, 3
+"""Columns of `Loads`, and how many there are."""
 _ROWS_MIN = 64
 
 
@@ -45,47 +47,47 @@ class Loads(NamedTuple):
     @property
     def prefill_tokens(self) -> NDArray[np.int64]:
         """Prompt tokens to be computed before a new prompt."""
-        return self._counted(0)
+        return self._counted(PREFILL_TOKENS)
 
     @property
     def sequences(self) -> NDArray[np.int64]:
         """Requests being decoded or waiting for it."""
-        return self._counted(1)
+        return self._counted(SEQUENCES)
 
     @property
     def requests(self) -> NDArray[np.int64]:
         """Those, and the prompts of this router that it computes for others."""
-        return self._counted(2)
+        return self._counted(REQUESTS)
 
     @property
     def active_tokens(self) -> NDArray[np.int64]:
         """Of the prompts and answers that this router has in flight there."""
-        return self._counted(3)
+        return self._counted(ACTIVE_TOKENS)
 
     @property
     def slots_available(self) -> NDArray[np.int64]:
         """Free and evictable slots; `SLOTS_UNKNOWN` before the first report."""
-        return self._counted(4)
+        return self._counted(SLOTS_AVAILABLE)
 
     @property
     def slots_total(self) -> NDArray[np.int64]:
         """0 before the first report."""
-        return self._counted(5)
+        return self._counted(SLOTS_TOTAL)
 
     @property
     def first_tokens(self) -> NDArray[np.int64]:
         """Of `prefill_tokens` those of prompts of this router that go first."""
-        return self._counted(6)
+        return self._counted(FIRST_TOKENS)
 
     @property
     def prefill_tokens_per_s(self) -> NDArray[np.float64]:
         """0: not measured yet."""
-        return self._measured(0)
+        return self._measured(PREFILL_RATE)
 
     @property
     def link_bytes_per_s(self) -> NDArray[np.float64]:
         """0: not measured yet."""
-        return self._measured(1)
+        return self._measured(LINK_RATE)
 
     def _counted(self, number: int) -> NDArray[np.int64]:
         column: NDArray[np.int64] = self.counts[:, number]
@@ -98,7 +100,7 @@ class Loads(NamedTuple):
     def for_first(self) -> Loads:
         """As a prompt finds them that goes first: the others do not come before it."""
         counts = self.counts.copy()
-        counts[:, 0] = self.first_tokens
+        counts[:, PREFILL_TOKENS] = self.first_tokens
         return Loads(counts, self.rates)
 
     def take(self, positions: NDArray[np.intp]) -> Loads:

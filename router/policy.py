@@ -25,13 +25,12 @@ import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
+from router.load import ACTIVE_TOKENS, PREFILL_RATE, PREFILL_TOKENS, REQUESTS, SLOTS_TOTAL
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
 from router.route_costs import (
     AFTER_MS,
     PREDICTIONS,
-    PREFILL_RATE,
-    PREFILL_TOKENS,
     QUEUE_MS,
     SINCE,
     TOKENS_PER_MS,
@@ -294,7 +293,7 @@ def _predictions(
 
 def _pool_of(sides: _Sides, predictions: NDArray[np.float64], placement: Placement) -> PoolView:
     workers, start, _, stop = sides
-    names, loads = workers.roster.names[start:stop], workers.loads.part(start, stop)
+    names, counts = workers.roster.names[start:stop], workers.loads.counts[start:stop]
     prompt, history = placement.prompt, placement.history
     # Sent and not computed yet: no event can tell of it, but the next prompt will find it there.
     hits = history.hits_with_pending(
@@ -306,9 +305,9 @@ def _pool_of(sides: _Sides, predictions: NDArray[np.float64], placement: Placeme
         hit_tokens=hits,
         queue_ms=predictions[QUEUE_MS, start:stop],
         tokens_per_ms=predictions[TOKENS_PER_MS, start:stop],
-        requests=loads.requests,
-        active_tokens=loads.active_tokens,
-        slots=loads.slots_total,
+        requests=counts[:, REQUESTS],
+        active_tokens=counts[:, ACTIVE_TOKENS],
+        slots=counts[:, SLOTS_TOTAL],
         sent_tokens=history.sent_tokens(names.tolist(), prompt) if reads_sent else hits,
         turn=history.turn,
         typical_tokens=history.typical_tokens,

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from router.compiled import compiled, inlined
+from router.load import (
+    JOINED,
+    LINK_RATE,
+    PREFILL_RATE,
+    PREFILL_TOKENS,
+    SEQUENCES,
+    SLOTS_AVAILABLE,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-PREFILL_TOKENS, _SEQUENCES, _SLOTS_AVAILABLE = 0, 1, 4
-PREFILL_RATE, _LINK_RATE, _JOINED = 0, 1, 2
 
 TOKENS_PER_MS, QUEUE_MS, SINCE, AFTER_MS = 0, 1, 2, 3
 """Rows of what is predicted. Of those that may compute the prompt: tokens that each computes per
@@ -40,9 +45,9 @@ def _decode_ms(
     expected of others, and the places of a worker.
     """
     steps, steps_of_others, places = answer
-    sequences = counts[worker, _SEQUENCES]
+    sequences = counts[worker, SEQUENCES]
     rounds_before = sequences // places
-    if rounds_before == 0 and counts[worker, _SLOTS_AVAILABLE] < missing + steps:
+    if rounds_before == 0 and counts[worker, SLOTS_AVAILABLE] < missing + steps:
         rounds_before = 1
     step_ms = step[0] + min(sequences, places - 1) * step[1]
     found: np.float64 = step_ms * (steps + rounds_before * steps_of_others)
@@ -84,7 +89,7 @@ def predict(
         found[TOKENS_PER_MS, worker] = tokens_per_ms
         found[QUEUE_MS, worker] = queued / tokens_per_ms
         since = now - (busy_s if queued else idle_s)
-        found[SINCE, worker] = max(since, rates[worker, _JOINED])
+        found[SINCE, worker] = max(since, rates[worker, JOINED])
     for worker in range(local, stop):
         missing = prompt_tokens - hit_tokens[worker]
         found[AFTER_MS, worker] = _decode_ms(counts, worker, missing, answer, step)
@@ -92,7 +97,7 @@ def predict(
     for worker in range(stop, hit_tokens.size):
         missing = prompt_tokens - hit_tokens[worker]
         moved = max(0, missing) * bytes_per_token
-        moving_ms = 1000.0 * moved / (rates[worker, _LINK_RATE] or usual_link)
+        moving_ms = 1000.0 * moved / (rates[worker, LINK_RATE] or usual_link)
         after_ms = moving_ms + _decode_ms(counts, worker, missing, answer, step)
         found[AFTER_MS, worker] = after_ms
         least = min(least, after_ms)

@@ -208,16 +208,19 @@ def _enter(
             start = counts[_KEYS]
             counts[_KEYS] += prompt.size - at
             edges[node, 0], edges[node, 1] = start, counts[_KEYS]
-            keys[start : counts[_KEYS]] = prompt[at:]
-            times[node] = _NEVER
-        start, stop = edges[node]
+            for position in range(at, prompt.size):
+                keys[start + position - at] = prompt[position]
+            for column in range(times.shape[1]):
+                times[node, column] = _NEVER
+        start, stop = edges[node, 0], edges[node, 1]
         middle = start + _shared(keys[start:stop], prompt[at:])
         if middle < stop:
             # The end of the edge becomes a node of its own, which was sent when all of it was.
             lower = counts[_NODES]
             counts[_NODES] += 1
             edges[lower, 0], edges[lower, 1] = middle, stop
-            times[lower] = times[node]
+            for column in range(times.shape[1]):
+                times[lower, column] = times[node, column]
             edges[node, 1] = middle
             places[_place(places, edges, keys, keys[middle])] = lower
         times[node, columns[seat]] = now
@@ -241,7 +244,9 @@ def _tokens(
     """The most of what is held and of the leading tokens of a prompt that each worker was sent, in
     either tree."""
     prompt, ends = chain
-    found = held.copy()
+    found = np.empty(held.size, dtype=np.int64)
+    for position in range(held.size):
+        found[position] = held[position]
     path = np.empty(prompt.size, dtype=np.int64)
     tokens = np.zeros(prompt.size + 1, dtype=np.int64)
     for tree in range(2):
@@ -252,7 +257,7 @@ def _tokens(
             node = places[_place(places, edges, keys, prompt[at])]
             if node == _ROOT:
                 break
-            start, stop = edges[node]
+            start, stop = edges[node, 0], edges[node, 1]
             shared = _shared(keys[start:stop], prompt[at:])
             at += shared
             path[depth] = node

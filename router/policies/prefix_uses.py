@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from router.policies.pool import Prompt
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_KEY, _COUNT, _SINCE = 0, 1, 2
 _GROWTH_MAX = 1e12
 """Weights are divided by this before they come near the end of a float's precision."""
 
@@ -30,11 +31,11 @@ class PrefixUses:
     def __init__(self, memory_requests: int, places: int = 1 << 19) -> None:
         """`places` is a power of two; memory is 24 bytes for each."""
         assert places & (places - 1) == 0
-        self._keys = np.zeros(places, dtype=np.uint64)
-        self._counts = np.zeros(places, dtype=np.float64)
-        """Weighted; 0: the place is free."""
-        self._sinces = np.zeros(places, dtype=np.float64)
-        """Weighted clock at the first request."""
+        # All of a place lies together: of 250 prefixes, most are in no cache.
+        self._table = np.zeros((places, 3), dtype=np.float64)
+        """The key's 64 bits; how many requests, weighted, of which 0 says that the place is free;
+        and the weighted clock at the first of them."""
+        self._keys = self._table.view(np.uint64)
         # Instead of making all that is older smaller, what is new is larger.
         self._step = 1.0 + 1.0 / memory_requests
         self._weight = 1.0
@@ -48,63 +49,57 @@ class PrefixUses:
         self._last = now
         self._weight *= self._step
         if self._weight > _GROWTH_MAX:
-            for column in (self._counts, self._sinces):
-                column /= self._weight
+            self._table[:, _COUNT:] /= self._weight
             self._clock /= self._weight
             self._weight = 1.0
-        return _add(self._keys, self._counts, self._sinces, keys, self._weight, self._clock)
+        return _add(self._keys, self._table, keys, self._weight, self._clock)
 
     def heat(self, prompt: Prompt, hit_tokens: NDArray[np.int64], now: float) -> Heat:
         """Of the prefixes of `prompt` that have as many tokens as a worker holds."""
-        columns, chain = (self._keys, self._counts, self._sinces), (prompt.keys, prompt.ends)
-        scale, clock = 1.0 / self._weight, self._clock_at(now)
-        return Heat(*_heat(columns, chain, hit_tokens, scale, clock))
+        chain, scale, clock = (prompt.keys, prompt.ends), 1.0 / self._weight, self._clock_at(now)
+        return Heat(*_heat(self._keys, self._table, chain, hit_tokens, scale, clock))
 
     def _clock_at(self, now: float) -> float:
         return self._clock + self._weight * (0.0 if self._last is None else now - self._last)
 
 
 @inlined
-def _place(keys: NDArray[np.uint64], key: np.uint64) -> np.int64:
-    """Where the prefix is, or else the second place that it may have."""
+def _place(keys: NDArray[np.uint64], key: np.uint64) -> tuple[np.int64, np.int64]:
+    """Where the prefix is, or else the second place that it may have; and the first one."""
     # Multiplied, because keys are hashes where they come from prompts, but small numbers in a
     # replay. The upper bits of a product depend on all bits of a key.
     mixed = key * _FACTOR
-    mask = np.uint64(keys.size - 1)
+    mask = np.uint64(keys.shape[0] - 1)
     first = np.int64((mixed >> np.uint64(40)) & mask)
-    return first if keys[first] == key else np.int64((mixed >> np.uint64(20)) & mask)
+    if keys[first, _KEY] == key:
+        return first, first
+    return np.int64((mixed >> np.uint64(20)) & mask), first
 
 
 @compiled(
-    "int64(uint64[::1], float64[::1], float64[::1], Array(uint64, 1, 'C', readonly=True),"
-    " float64, float64)"
+    "int64(uint64[:, ::1], float64[:, ::1], Array(uint64, 1, 'C', readonly=True), float64, float64)"
 )
 def _add(
     owners: NDArray[np.uint64],
-    counts: NDArray[np.float64],
-    sinces: NDArray[np.float64],
+    table: NDArray[np.float64],
     keys: NDArray[np.uint64],
     weight: float,
     clock: float,
 ) -> int:
-    known = 0
-    while known < keys.size:
-        place = _place(owners, keys[known])
-        if owners[place] != keys[known] or counts[place] == 0.0:
-            break
-        known += 1
-    mask = np.uint64(owners.size - 1)
+    """`owners` and `table` are the same memory. How many of the first keys were there."""
+    known, are_known = 0, True
     for key in keys:
-        place = _place(owners, key)
-        if owners[place] != key:
-            first = np.int64((key * _FACTOR >> np.uint64(40)) & mask)
-            if counts[first] < counts[place]:
+        place, first = _place(owners, key)
+        if owners[place, _KEY] != key:
+            if table[first, _COUNT] < table[place, _COUNT]:
                 place = first
-            owners[place] = key
-            counts[place] = 0.0
-        if counts[place] == 0.0:
-            sinces[place] = clock
-        counts[place] += weight
+            owners[place, _KEY] = key
+            table[place, _COUNT] = 0.0
+        if table[place, _COUNT] == 0.0:
+            table[place, _SINCE] = clock
+            are_known = False
+        known += are_known
+        table[place, _COUNT] += weight
     return known
 
 
@@ -128,12 +123,13 @@ def _levels_of(hit_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @compiled(
     "Tuple((int64[::1], float64[::1], float64[::1]))("
-    "Tuple((uint64[::1], float64[::1], float64[::1])),"
+    "uint64[:, ::1], float64[:, ::1],"
     " Tuple((Array(uint64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))),"
     " int64[:], float64, float64)"
 )
 def _heat(
-    columns: tuple[NDArray[np.uint64], NDArray[np.float64], NDArray[np.float64]],
+    owners: NDArray[np.uint64],
+    table: NDArray[np.float64],
     chain: tuple[NDArray[np.uint64], NDArray[np.int64]],
     hit_tokens: NDArray[np.int64],
     scale: float,
@@ -141,7 +137,6 @@ def _heat(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """The columns of `Heat`. A level goes by the key of the shortest prefix of so many tokens, or
     of the longest one there is."""
-    owners, counts, sinces = columns
     keys, ends = chain
     levels = _levels_of(hit_tokens)
     requests, seconds = np.zeros(levels.size), np.zeros(levels.size)
@@ -149,8 +144,8 @@ def _heat(
     for level in range(levels.size):
         while at < ends.size - 1 and ends[at] < levels[level]:
             at += 1
-        place = _place(owners, keys[at])
-        if owners[place] == keys[at] and counts[place] > 0.0:
-            requests[level] = counts[place] * scale
-            seconds[level] = (clock - sinces[place]) * scale
+        place, _ = _place(owners, keys[at])
+        if owners[place, _KEY] == keys[at] and table[place, _COUNT] > 0.0:
+            requests[level] = table[place, _COUNT] * scale
+            seconds[level] = (clock - table[place, _SINCE]) * scale
     return levels, requests, seconds

@@ -196,6 +196,22 @@ def test_hits_of_all_workers_come_at_once() -> None:
     assert index.numbers_of([names[65]]) == numbers[-1]
 
 
+def test_hits_of_several_indexes_are_noted_in_one_column() -> None:
+    """Also when an index has got more workers since: whoever is not in it stays without a hit."""
+    one, other = index_of(W1), index_of(W2)
+    for index, name, length in ((one, W1, 3), (other, W2, 5)):
+        index.apply(batch(0, BlocksStored(PROMPT[:length]), worker=name, snapshot=True))
+    numbers = [index.numbers_of([W1, W2]) for index in (one, other)]
+    for number in range(70):
+        name = WorkerId(f"late{number}")
+        one.join(name, Incarnation(1))
+        one.apply(batch(0, BlocksStored(PROMPT), worker=name, snapshot=True))
+    found = np.zeros(2, dtype=np.int64)
+    for index, those in zip((one, other), numbers, strict=True):
+        index.note_hits(np.array(PROMPT, dtype=np.uint64), those, 16, found)
+    assert found.tolist() == [48, 80]
+
+
 def test_a_worker_takes_no_more_than_its_share_and_what_is_known_stays_true() -> None:
     index = index_of(W1, blocks_per_worker_max=4)
     index.apply(batch(0, BlocksStored(hashes(1, 2)), snapshot=True))
