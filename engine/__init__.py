@@ -4,7 +4,8 @@ May import: `mem_cache`, `kvferry`, torch, numba and its llvmlite. Never `kv_tra
 
 Reading order. The loop: `request` (a sequence and its stages), `admission` (who may take KV),
 `holding` (KV that goes back and gives way), `scheduler` (what the next step computes) with
-`itl_limit` and `step_cost` (how much of prompts), `engine` (the step), `step_loop` (the thread), `kv_event_feed` (what others are told). The model:
+`itl_limit` and `step_cost` (how much of prompts), `engine` (the step), `step_loop` (the thread),
+`kv_event_feed` (what others are told). The model:
 `model_directory` (which model), `model_spec` (its shape), `layer_spec` and `model_families` (what
 its layers consist of), `forward_batch` (what one step computes), `attention.metadata` (where its KV
 lies), `decoder` (the computation) over `decoder_layer` and `mlp`, `tensor_parallel` and
