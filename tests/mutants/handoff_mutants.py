@@ -27,6 +27,17 @@ HANDOFF_MUTANTS = (
         _SINK_TESTS,
     ),
     Mutant(
+        "kv-of-another-model-accepted",
+        "KV that other weights have computed is never taken for ours.",
+        "kv_transfer/driver.py",
+        "layout.exchange_hash(len(pools), model)",
+        "layout.exchange_hash(len(pools))",
+        (
+            "tests/integration/test_handoff_pair.py"
+            "::test_kv_of_another_model_is_refused_before_anything_moves",
+        ),
+    ),
+    Mutant(
         "pin-kept-at-the-end",
         "A source lets go of its slots when the sink has the KV.",
         _SOURCE,

@@ -58,6 +58,14 @@ MODEL_MUTANTS = (
         (f"{_REFUSED}[too few tokens]",),
     ),
     Mutant(
+        "scale-of-another-group",
+        "An element of an int8 weight is its value times the scale of its own group.",
+        "engine/operators/quantized_kernels.py",
+        "_elements(row + done, of_groups[whole], width - done, place + 4 * done)",
+        "_elements(row + done, of_groups[0], width - done, place + 4 * done)",
+        ("tests/contract/test_operators.py::test_linear_of_quantized_weights[native-64-100-5]",),
+    ),
+    Mutant(
         "random-weights",
         "What a GGUF file lacks is not made up.",
         "engine/gguf_import.py",

@@ -116,8 +116,8 @@ POOL_MUTANTS = (
         "pages-in-the-exchange",
         "Workers of different page sizes exchange KV.",
         _LAYOUT,
-        "        return _digest(self._token_format(ranks))\n",
-        '        return _digest(f"{self._token_format(ranks)}/{self.page_size}")\n',
+        "        token_format = self._token_format(ranks)\n",
+        '        token_format = f"{self._token_format(ranks)}/{self.page_size}"\n',
         _EXCHANGE_TESTS,
     ),
     Mutant(

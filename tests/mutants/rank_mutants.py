@@ -14,10 +14,10 @@ RANK_MUTANTS = (
         "layers-told-before-all-ranks-wrote-them",
         "KV may leave when every rank has written its heads of it.",
         "engine/decoder.py",
-        "            projected = layer.output.apply(ops, attended)\n",
+        "            projected = layer.output.apply(ops, attended, adapted)\n",
         "            if on_layers is not None and index + 1 < len(self._layers):\n"
         "                on_layers(index + 1)\n"
-        "            projected = layer.output.apply(ops, attended)\n",
+        "            projected = layer.output.apply(ops, attended, adapted)\n",
         (f"{_MODEL_TESTS}::test_layers_are_told_when_every_rank_has_written_them",),
     ),
     Mutant(
