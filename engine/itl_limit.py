@@ -7,6 +7,9 @@ nobody is kept waiting, and `scheduler.chunk_tokens` alone holds.
 **Prompts progress.** Whatever the limit, a step may compute `PROMPT_TOKENS_MIN` tokens of the
 prompt whose turn it is (`engine.prompt_order`), if `chunk_tokens` is no less: so a prompt of n
 tokens has its turn for n / 16 steps at most, rounded up.
+
+Drafts (`engine.speculation`) are added when this is decided, and are not foreseen: steps with them
+may be longer than the limit by what the drafts cost.
 """
 
 from __future__ import annotations
