@@ -17,6 +17,7 @@ from safetensors.torch import load as load_tensors
 
 from engine.lora import Expansion, LowRankUpdate
 from engine.lora_config import read_lora_config
+from engine.lora_kernels import warm_up
 from kvferry.adapter_files import WEIGHTS_FILE, read_adapter
 from kvferry.errors import ConfigError
 
@@ -75,8 +76,8 @@ class LoraAdapters:
             if module is not None:
                 down = module.down[:, shard.of(module.down.shape[1])].contiguous()
                 whole = slice(0, len(module.up))
-                part = Expansion(slice(0, len(down)), whole, module.up.T.contiguous())
-                updates[adapter] = LowRankUpdate(down, (part,))
+                part = Expansion(slice(0, len(down)), whole, module.up.T)
+                updates[adapter] = LowRankUpdate(down, [part])
         return updates
 
 
@@ -96,6 +97,8 @@ def load_adapters(
         files = read_adapter(name, directory)
         if files.identity not in loaded:
             loaded[files.identity] = _read_modules(files, spec, dtype, device)
+    if loaded and dtype == torch.float32 and device == "cpu":
+        warm_up()
     return LoraAdapters(loaded)
 
 
@@ -131,11 +134,11 @@ def _side_by_side(
         if module is not None:
             up = module.up[shard.of(len(module.up))]
             ranks = slice(rank, rank + len(module.down))
-            expansions.append(Expansion(ranks, slice(column, column + count), up.T.contiguous()))
+            expansions.append(Expansion(ranks, slice(column, column + count), up.T))
             downs.append(module.down)
             rank = ranks.stop
         column += count
-    return LowRankUpdate(torch.cat(downs), tuple(expansions)) if downs else None
+    return LowRankUpdate(torch.cat(downs), expansions) if downs else None
 
 
 def _read_modules(
