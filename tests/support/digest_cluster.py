@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.model_spec import ModelSpec
-    from kvferry.config import DType
     from kvferry.membership import WorkerInfo
     from mem_cache.kv_pool import KvPool
     from router.worker_client import WorkerClient
@@ -38,7 +37,8 @@ def _digest_spec(directory: Path) -> ModelSpec:
 class _WorkerRunner(DigestRunner):
     """The digest model, made as a worker makes its model."""
 
-    def __init__(self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType) -> None:
+    def __init__(self, directory: Path, kv_pool: KvPool, **how: object) -> None:
+        """`how`: what the model is computed with."""
         super().__init__(kv_pool, kv_pool.layout.page_size)
 
     def warm_up(self) -> None:
