@@ -51,6 +51,28 @@ def knowing(
     return Drafts(Oracle(answers, faults), max_draft, ALWAYS)
 
 
+class Remembered:
+    """Proposes what followed the same tokens in a text that was learnt, wrong from a random place
+    on in some proposals. Proposes nothing before it has learnt something."""
+
+    def __init__(self, faults: random.Random) -> None:
+        self._after: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._faults = faults
+
+    def learn(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Of one sample."""
+        tokens = (*prompt, *answer)
+        for end in range(len(prompt), len(tokens)):
+            self._after[tokens[:end]] = tokens[end:]
+
+    def __call__(self, request: Request, most: int) -> TokenIds:
+        draft = list(self._after.get(tuple(request.known.tolist()), ())[:most])
+        if draft and self._faults.random() < 0.3:
+            right = self._faults.randrange(len(draft))
+            draft[right:] = [(token + 1) % VOCAB for token in draft[right:]]
+        return np.asarray(draft, dtype=np.int32)
+
+
 def foreseen(request: Request, most: int) -> TokenIds:
     """The greedy answer of the digest model for `most` tokens, wrong from a place on that depends
     on where the request stands."""
