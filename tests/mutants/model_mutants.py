@@ -58,12 +58,12 @@ MODEL_MUTANTS = (
         (f"{_REFUSED}[too few tokens]",),
     ),
     Mutant(
-        "scale-of-another-group",
-        "An element of an int8 weight is its value times the scale of its own group.",
-        "engine/operators/quantized_kernels.py",
-        "_elements(row + done, of_groups[whole], width - done, place + 4 * done)",
-        "_elements(row + done, of_groups[0], width - done, place + 4 * done)",
-        ("tests/contract/test_operators.py::test_linear_of_quantized_weights[native-64-100-5]",),
+        "scale-of-the-largest-positive-element",
+        "An element of an int8 weight moves by half a step of its group at most.",
+        "engine/operators/quantized_weight.py",
+        "grouped.abs().amax(dim=-1)",
+        "grouped.amax(dim=-1)",
+        ("tests/unit/engine/test_quantized_weight.py",),
     ),
     Mutant(
         "random-weights",
