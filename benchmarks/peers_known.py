@@ -18,6 +18,8 @@ PEERS = {
         ".venv-vllm",
         "benchmarks.peers.vllm_peer",
         {
+            # Its own advice: OpenMP of Intel, which comes with it.
+            "LD_PRELOAD": str(ROOT / ".venv-vllm" / "lib" / "libiomp5.so"),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CACHE_ROOT": str(_VLLM_CACHE),

@@ -47,7 +47,7 @@ class LlamaCpp:
         batch = _batch([(token, at, 0) for at, token in enumerate(prompt(tokens, 0))])
 
         def step() -> None:
-            llama_cpp.llama_memory_clear(self._memory, data=False)
+            llama_cpp.llama_memory_clear(self._memory, False)
             self._compute(batch)
 
         return step
