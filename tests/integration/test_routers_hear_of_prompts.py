@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from kv_transfer.protocol.messages import Abort, Prefill
 from kvferry.clock import ManualClock
 from kvferry.membership import Membership, Role
 from kvferry.sampling import SamplingParams
-from router.policy import Placement, _pool_of
+from router.policies.catalogue import Policy
+from router.policy import Demand, Placement, choose_route
 from router.prompt_keys import prompt_keys
 from router.request import ClientRequest, TokenInput
 from router.validation import cache_use_of
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
+    from numpy.typing import NDArray
+
     from cluster.worker_process import WorkerProcess
-    from router.policies.pool import Prompt
+    from router.policies.pool import PoolView, Prompt
     from router.prefix_index import IndexReport
     from router.request import Usage
     from router.router import Router
@@ -95,7 +99,9 @@ def gates(cluster: InProcessCluster) -> Iterator[list[Gate]]:
 def listening_to(cluster: InProcessCluster) -> Iterator[tuple[Router, ManualClock]]:
     """A further router, which remembers prompts for as long as its clock stands."""
     with router_of(cluster) as router:
-        clock = router._attempts._chooser._clock = ManualClock()
+        chooser = router._attempts._chooser
+        # By the fleet's clock its workers have joined before.
+        clock = chooser._clock = ManualClock(chooser._clock.now())
         yield router, clock
 
 
@@ -136,12 +142,19 @@ def counted(cluster: InProcessCluster, router: Router, ids: list[int]) -> list[i
     """Leading tokens that the policy takes each prefill worker to hold, or to be about to."""
     keys = prompt_keys(ids, PAGE, cache_use_of(request_of(ids), router._weights).extra_key)
 
+    seen: list[int] = []
+
+    def costs(pool: PoolView, _prompt: Prompt) -> NDArray[np.float64]:
+        seen.extend(pool.hit_tokens.tolist())
+        return pool.queue_ms
+
     async def look() -> list[int]:
         chooser = router._attempts._chooser
         prompt: Prompt = chooser._prompt_of(len(ids), keys)
-        placement = Placement(chooser._policy, prompt, chooser._history, chooser._clock.now())
-        view = router.fleet.view(keys).prefill
-        return _pool_of(view, chooser._model, placement).hit_tokens.tolist()
+        spy = Placement(Policy(costs), prompt, chooser._history, chooser._clock.now())
+        view, demand = router.fleet.view(keys), Demand(len(ids), 1)
+        choose_route(view, demand, chooser._model, frozenset(), random.Random(0), spy)
+        return seen
 
     return cluster._run(look())
 
