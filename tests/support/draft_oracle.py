@@ -77,7 +77,8 @@ def foreseen(request: Request, most: int) -> TokenIds:
     """The greedy answer of the digest model for `most` tokens, wrong from a place on that depends
     on where the request stands."""
     tokens = request.known.tolist()
-    right = (request.arrival + request.num_tokens) % (most + 1)
+    # Not of its arrival, which counts on from one example of a test to the next.
+    right = (request.prompt_len + request.sample + request.num_tokens) % (most + 1)
     for at in range(most):
         token = next_token(tokens)
         tokens.append(token if at < right else (token + 1) % VOCAB)
