@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
+from engine.attention.chunk_kernel import KEY_TILE
+from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.metadata import build_attention_metadata
 from engine.crew import Crew
 from kvferry.config import KvDType
+from kvferry.errors import ConfigError
 from mem_cache.layout import KvLayout
 from tests.support.kv_pools import layout_name, mha_layouts
 from tests.support.paged_kv import make_rows, poisoned_pool
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16, 64])
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
+LONG = 256
+"""Tokens of several parts of the work."""
 ALONE = Crew(1)
 
 MIXES = {
@@ -57,7 +61,8 @@ def _layout(page_size: int) -> KvLayout:
 
 def _random_kv(pool: KvPool, rows: ReqToTokenPool, row: int, length: int) -> None:
     """Spread enough that the softmax is far from uniform."""
-    shape = (length, pool.layout.heads, HEAD_DIM)
+    assert isinstance(pool.layout, KvLayout)
+    shape = (length, pool.layout.heads, pool.layout.head_dim)
     slots = torch.from_numpy(rows.read(row, 0, length))
     pool.write(0, slots, 2 * torch.randn(shape), torch.randn(shape))
 
@@ -70,6 +75,7 @@ def _check(
     crew: Crew = ALONE,
     tolerance: float = 1e-5,
     num_slots: int = 1024,
+    heads: int = HEADS,
 ) -> None:
     """Against float64 over what the pool stores, however coarse: it must be read as it is."""
     torch.manual_seed(1)
@@ -84,9 +90,9 @@ def _check(
         rows.req_to_token.numpy(), indices, counts, lengths, page_size
     )
     metadata.check_invariants(num_slots // page_size + 1)
-    queries = (2 * torch.randn(sum(counts), HEADS, HEAD_DIM)).to(model_dtype)
+    queries = (2 * torch.randn(sum(counts), heads, layout.head_dim)).to(model_dtype)
     out = CpuAttention(pool, crew).plan(metadata).run(queries, 0)
-    assert out.shape == (sum(counts), HEADS * HEAD_DIM)
+    assert out.shape == (sum(counts), heads * layout.head_dim)
     assert out.dtype == model_dtype
     start = 0
     for row, (count, length) in zip(indices, mix, strict=True):
@@ -149,7 +155,7 @@ def test_coarse_kv_changes_attention_by_no_more_than_its_rounding(layout: KvLayo
 
 
 def test_chunks_longer_than_the_tiles() -> None:
-    count, prefix = QUERY_TILE + 5, KEY_TILE - 3
+    count, prefix = LONG + 5, KEY_TILE - 3
     _check([(count, count + prefix)], _layout(16))
     _check([(count, count + prefix)], dataclasses.replace(_layout(16), dtype=KvDType.INT8))
 
@@ -159,6 +165,72 @@ def test_two_threads_equal_float64() -> None:
     with closing(Crew(2)) as crew:
         _check(MIXES["mixed"], _layout(16), crew=crew)
         _check(MIXES["mixed"], dataclasses.replace(_layout(16), dtype=KvDType.INT8), crew=crew)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(9, 3, 64), (8, 8, 80), (8, 2, 128), (14, 2, 20), (8, 1, 96)],
+)
+def test_groups_and_widths(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Groups of 1, 3, 4, 7 and 8; widths of whole panels, whole vectors, and neither."""
+    layout = KvLayout(1, kv_heads, head_dim, KvDType.FLOAT32, 16)
+    mix = [(1, 300), (3, 200), (1, 1), (40, 130)]
+    _check(mix, layout, heads=heads, num_slots=2048)
+
+
+def _outputs(
+    mix: list[tuple[int, int]], tokens: list[slice], crew: Crew, window: int | None
+) -> torch.Tensor:
+    """Sequence i of always the same KV, with the last queries that `mix` says, all in one step."""
+    generator = torch.Generator().manual_seed(4)
+    layout = KvLayout(1, KV_HEADS, HEAD_DIM, KvDType.FLOAT32, 16)
+    pool, rows = poisoned_pool(layout), make_rows(16, 2)
+    queries = 2 * torch.randn(2, 512, HEADS, HEAD_DIM, generator=generator)
+    for row in (1, 2):
+        kv = 2 * torch.randn(2, 512, KV_HEADS, HEAD_DIM, generator=generator)
+        pool.write(0, torch.from_numpy(rows.read(row, 0, 512)), kv[0], kv[1])
+    counts, lengths = [list(column) for column in zip(*mix, strict=True)]
+    indices = list(range(1, len(mix) + 1))
+    metadata = build_attention_metadata(rows.req_to_token.numpy(), indices, counts, lengths, 16)
+    asked = [queries[i, length - count : length] for i, (count, length) in enumerate(mix)]
+    out = CpuAttention(pool, crew, window).plan(metadata).run(torch.cat(asked), 0)
+    return torch.cat([out[part] for part in tokens])
+
+
+@pytest.mark.parametrize("window", [None, 150])
+def test_no_bit_depends_on_the_batch_or_the_cut_or_the_threads(window: int | None) -> None:
+    alone = _outputs([(1, 400)], [slice(0, 1)], ALONE, window)
+    guessed = _outputs([(4, 403), (1, 5)], [slice(0, 1)], ALONE, window)
+    assert torch.equal(alone, guessed)
+    chunk = _outputs([(200, 400)], [slice(100, 200)], ALONE, window)
+    with closing(Crew(2)) as crew:
+        assert torch.equal(_outputs([(1, 400), (90, 100)], [slice(0, 1)], crew, window), alone)
+        assert torch.equal(_outputs([(100, 400)], [slice(0, 100)], crew, window), chunk)
+
+
+def test_scores_are_capped() -> None:
+    """As c tanh(x / c), for a decoded token and in a chunk."""
+    torch.manual_seed(5)
+    pool, rows = poisoned_pool(_layout(16)), make_rows(16, 2)
+    for row in (1, 2):
+        _random_kv(pool, rows, row, 200)
+    metadata = build_attention_metadata(rows.req_to_token.numpy(), [1, 2], [1, 20], [200, 200], 16)
+    queries = 4 * torch.randn(21, HEADS, HEAD_DIM)
+    out = CpuAttention(pool, ALONE, score_cap=5.0).plan(metadata).run(queries, 0)
+    for row, token, seen in ((1, 0, 200), (2, 1, 181), (2, 20, 200)):
+        keys, values = pool.read(0, torch.from_numpy(rows.read(row, 0, seen)))
+        for head in range(HEADS):
+            kv_head = head // (HEADS // KV_HEADS)
+            scores = keys[:, kv_head].double() @ queries[token, head].double() / HEAD_DIM**0.5
+            expected = (5 * (scores / 5).tanh()).softmax(dim=0) @ values[:, kv_head].double()
+            part = out[token].view(HEADS, HEAD_DIM)[head].double()
+            assert (part - expected).abs().max() < 1e-5
+
+
+def test_heads_narrower_than_a_register_are_refused() -> None:
+    pool = poisoned_pool(KvLayout(1, 1, 4, KvDType.FLOAT32, 1))
+    with pytest.raises(ConfigError, match="model"):
+        CpuAttention(pool, ALONE)
 
 
 def test_large_scores_do_not_overflow() -> None:

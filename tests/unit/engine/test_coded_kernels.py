@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.coded_kernels import FORMATS, Placement, placement
 from engine.attention.cpu import CpuAttention
 from engine.attention.metadata import build_attention_metadata
+from engine.attention.vectors import FORMS
 from engine.crew import Crew
 from kvferry.config import KvArrangement, KvDType
 from mem_cache.layout import KvLayout
@@ -57,15 +57,5 @@ def test_attention_to_one_token_is_its_value(dtype: KvDType, arrangement: KvArra
 
 
 def test_every_format_has_a_number_of_its_own() -> None:
-    assert set(FORMATS) == set(ELEMENT_TYPES)
-    assert len(set(FORMATS.values())) == len(FORMATS)
-
-
-def test_placement_by_token_and_by_head() -> None:
-    """Slot 9, head 1: by token unit 9 * 2 + 1; by head unit (2 * 2 + 1) * 4 + 1, on page 2."""
-    by_token = placement(KvLayout(1, 2, 8, KvDType.INT8, 4))
-    by_head = placement(KvLayout(1, 2, 8, KvDType.INT8, 4, KvArrangement.HND))
-    assert by_token == Placement(4, 2, 2, 1, FORMATS[KvDType.INT8])
-    assert by_head == Placement(4, 2, 1, 4, FORMATS[KvDType.INT8])
-    units = [2 * 4 * 2 + 1 * p.token_step + 1 * p.head_step for p in (by_token, by_head)]
-    assert units == [9 * 2 + 1, (2 * 2 + 1) * 4 + 1]
+    assert set(FORMS) == set(ELEMENT_TYPES)
+    assert len(set(FORMS.values())) == len(FORMS)

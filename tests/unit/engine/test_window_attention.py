@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.cpu import DECODE_QUERIES_MAX, KEY_TILE, QUERY_TILE, CpuAttention
+from engine.attention.chunk_kernel import KEY_TILE
+from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.metadata import build_attention_metadata
 from engine.crew import Crew
 from kvferry.config import KvDType
@@ -17,6 +18,8 @@ from tests.support.kv_pools import layout_name, mha_layouts
 from tests.support.paged_kv import make_rows, poisoned_pool
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
+LONG = 256
+"""Tokens of several parts of the work."""
 WINDOWS = pytest.mark.parametrize("window", [2, 16, 17, 100, 5000])
 
 MIXES = {
@@ -86,11 +89,11 @@ def test_every_pool_is_read_from_the_window_on(layout: KvLayout) -> None:
     _check(MIXES["mixed"], layout, 37)
 
 
-@pytest.mark.parametrize("window", [3, KEY_TILE - 5, KEY_TILE + QUERY_TILE])
+@pytest.mark.parametrize("window", [3, KEY_TILE - 5, KEY_TILE + LONG])
 def test_chunks_of_many_tiles(window: int) -> None:
-    length = KEY_TILE + QUERY_TILE + 50
+    length = KEY_TILE + LONG + 50
     layout = KvLayout(1, KV_HEADS, HEAD_DIM, KvDType.FLOAT32, 16)
-    _check([(QUERY_TILE + 20, length)], layout, window)
+    _check([(LONG + 20, length)], layout, window)
 
 
 def test_a_window_of_everything_changes_no_bit() -> None:
