@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine --json [--batch 1 8 32] [--context 128 1024] [--prefill 512 2048]
                                        [--threads 2] [--quick] [--peers llama.cpp vllm]
-                                       [--skip-ready] [--registered-attention]
+                                       [--skip-ready] [--int8] [--registered-attention]
 
 One JSON object a line: {"engine", "what": "prefill" or "decode", "batch", "context", "threads",
 "dtype", "tokens_per_s"}. A rate is the median over rounds; in each round every engine does the same
@@ -37,7 +37,7 @@ from benchmarks.engine_ready import kvferry_ready
 from benchmarks.peer_process import PeerUnavailable
 from benchmarks.peers_known import PEERS, start_peer
 from engine.model_directory import resolve_model
-from kvferry.config import BUNDLED_MODEL
+from kvferry.config import BUNDLED_MODEL, Quantization
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def _contenders(
         Transformers(modules),
         Limits(directory, threads),
     ]
+    if arguments.int8:
+        contenders.append(Kvferry(directory, threads, slots, Quantization.INT8))
     if arguments.registered_attention:
         contenders.append(RegisteredAttention(directory, kvferry, threads))
     return contenders
@@ -167,6 +169,9 @@ def _parse() -> argparse.Namespace:
     installed = [name for name, kind in PEERS.items() if kind.is_installed]
     parser.add_argument("--peers", nargs="*", default=installed, choices=[*PEERS])
     parser.add_argument("--skip-ready", action="store_true", help="not our time to a first token")
+    parser.add_argument(
+        "--int8", action="store_true", help="one more engine: this one, with int8 weights"
+    )
     parser.add_argument(
         "--registered-attention",
         action="store_true",

@@ -14,7 +14,7 @@ from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from kvferry.clock import MonotonicClock
-from kvferry.config import DType, KvDType
+from kvferry.config import DType, KvDType, Quantization
 from mem_cache.mha_pool import MHATokenToKVPool
 from mem_cache.req_to_token_pool import ReqToTokenPool
 
@@ -62,14 +62,28 @@ class Kvferry:
 
     name = "kvferry"
 
-    def __init__(self, directory: Path, threads: int, num_slots: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        threads: int,
+        num_slots: int,
+        quantization: Quantization = Quantization.NONE,
+    ) -> None:
+        if quantization is not Quantization.NONE:
+            self.name = f"kvferry-{quantization.value}"
         spec = load_spec(directory)
         layout = spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
         # A page more per sequence, for its last one.
         self._num_slots = layout.round_up(num_slots) + 64 * PAGE_SIZE
         self.pool = MHATokenToKVPool(layout, self._num_slots)
         self.pool.buffer.normal_(std=0.5)
-        self._runner = ModelRunner(directory, self.pool, threads=threads, dtype=DType.FLOAT32)
+        self._runner = ModelRunner(
+            directory,
+            self.pool,
+            threads=threads,
+            dtype=DType.FLOAT32,
+            quantization=quantization,
+        )
         self._runner.warm_up()
 
     def rows(self, batch: int, length: int) -> ReqToTokenPool:
