@@ -118,6 +118,7 @@ def test_kv_of_another_adapter_is_never_used(folder: Path) -> None:
     assert max(found["base", 1], own["base", 1]) == pages
 
 
+@pytest.mark.slow
 def test_what_is_not_served_is_refused(folder: Path, tmp_path: Path) -> None:
     """Unknown names at the router; at a worker an adapter whose files have changed since it read
     them, of which a router that came later knows the new ones."""
