@@ -39,11 +39,6 @@ class Growth:
     early: float
     late: float
 
-    @property
-    def share(self) -> float:
-        """What was added, as a part of what was there."""
-        return self.late / self.early - 1.0
-
 
 class ProcessWatch:
     """Samples all processes of a cluster in a thread of its own. A context manager."""
@@ -65,13 +60,6 @@ class ProcessWatch:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join()
-
-    def names(self) -> dict[str, int]:
-        """How many processes of each name were seen."""
-        seen: dict[str, int] = defaultdict(int)
-        for process in self._samples:
-            seen[process.name] += 1
-        return dict(seen)
 
     def growths(self, early: tuple[float, float], late: tuple[float, float]) -> list[Growth]:
         """For each process that lived in both windows (seconds since the watch began).
