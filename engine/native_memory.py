@@ -37,7 +37,11 @@ def library_function(name: str, signature: Any) -> Callable[..., Any]:
 
 @inlined
 def address_of(array: NDArray[Any]) -> Any:
-    """Of its first element, signed: mixed with others, an unsigned number makes floats of all."""
+    """Of its first element, signed: mixed with others, an unsigned number makes floats of all.
+
+    For the compiler this is a use like any other, and an array is freed after its last: what is
+    read by its address later needs a `keep` behind that.
+    """
     return np.int64(array.ctypes.data)
 
 
@@ -55,6 +59,16 @@ def _pointer(_: Any, address: Any, element: Any) -> _Emit:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return result(types.int64, element), emit
+
+
+@intrinsic
+def keep(_: Any, array: Any) -> _Emit:
+    """Have the memory of an array last until here, see `address_of`."""
+
+    def emit(context: Any, _builder: Any, _signature: Any, _arguments: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), emit
 
 
 @intrinsic

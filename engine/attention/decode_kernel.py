@@ -29,7 +29,7 @@ from engine.attention.tiles import (
 )
 from engine.attention.vectors import LANES
 from engine.native_math import F32, I64, Task, inlined, task
-from engine.native_memory import add, address_of, array_at, store
+from engine.native_memory import add, address_of, array_at, keep, store
 
 SPLIT = 128
 """Positions of one part of the work."""
@@ -251,6 +251,9 @@ def decode_part(form: int) -> Task:
         _accumulate(form, plane, rows, address_of(addresses) + 8 * (whole + seen),
                     split.stop - split.first, address_of(scores) + 4 * split.first,
                     address_of(mine))  # fmt: skip
+        keep(query)
+        keep(addresses)
+        keep(scores)
 
         counter = counters + 8 * COUNTER_WORDS * token
         if add(counter, 1) == splits - 1:
