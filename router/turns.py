@@ -1,6 +1,6 @@
 """One thing at a time, in the order of `router.fair_queue`: classes by weight, tenants alike.
 
-A turn costs the time it takes, in whole milliseconds, and at first what is usual.
+A turn costs the time it takes, in whole milliseconds and at least one, and at first what is usual.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Turns:
             try:
                 yield
             finally:
-                took_ms = round(1000 * (self._clock.now() - since))
+                # Free turns would leave everybody as far as before: who has many would have all.
+                took_ms = max(1, round(1000 * (self._clock.now() - since)))
         finally:
             self._leave(turn, took_ms)
 
