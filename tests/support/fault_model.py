@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.model_spec import ModelSpec
-    from kvferry.config import DType
     from mem_cache.kv_pool import KvPool
 
 LAYERS, HEADS = 3, 2
@@ -109,10 +108,8 @@ def fault_spec(directory: Path) -> ModelSpec:
 class FaultRunner(DigestRunner):
     """Made as a worker makes its model."""
 
-    def __init__(
-        self, directory: Path, kv_pool: KvPool, *, threads: int, dtype: DType, adapters: object
-    ) -> None:
-        del directory, threads, dtype, adapters
+    def __init__(self, directory: Path, kv_pool: KvPool, **how: object) -> None:
+        """`how`: what the model is computed with."""
         super().__init__(kv_pool, kv_pool.layout.page_size)
         self._pool = kv_pool
         self._on_layers = None
