@@ -10,6 +10,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from benchmarks.command_line import as_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,7 +29,7 @@ def main() -> None:
         if options.only not in (None, part):
             continue
         for record in _measure(part, options.rounds):
-            print(json.dumps(record) if options.json else _text(record), flush=True)  # noqa: T201
+            print(json.dumps(record) if options.json else as_text(record), flush=True)  # noqa: T201
 
 
 def _measure(part: str, rounds: int | None) -> Iterator[dict[str, object]]:
@@ -39,10 +41,6 @@ def _measure(part: str, rounds: int | None) -> Iterator[dict[str, object]]:
     from benchmarks import handoff_latency
 
     return handoff_latency.measure(rounds or 1)
-
-
-def _text(record: dict[str, object]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in record.items())
 
 
 if __name__ == "__main__":

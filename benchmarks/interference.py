@@ -34,6 +34,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.command_line import as_text, setting
 from benchmarks.token_gaps import Window, gaps_in, percentile
 from cluster.client import CallFailed, Client
 from cluster.local_cluster import LocalCluster, with_model_directory
@@ -184,7 +185,7 @@ def main() -> None:
     base = None if undisturbed is None else percentile(undisturbed.gaps_s, 99)
     for mode, sample in samples.items():
         record = _record(mode, sample, base)
-        print(json.dumps(record) if arguments.json else _text(record), flush=True)  # noqa: T201
+        print(json.dumps(record) if arguments.json else as_text(record), flush=True)  # noqa: T201
 
 
 def _measure_round(
@@ -229,17 +230,6 @@ def _request(prompt: list[int], max_tokens: int) -> inference.GenerateRequest:
     )
 
 
-def _text(record: dict[str, object]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in record.items())
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    return name, value
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.interference", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -249,7 +239,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=2048, help="tokens")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument(
-        "--set", nargs="*", type=_setting, default=[], help="settings of every cluster"
+        "--set", nargs="*", type=setting, default=[], help="settings of every cluster"
     )
     return parser.parse_args()
 

@@ -23,6 +23,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from benchmarks.command_line import setting
 from cluster.client import Client
 from cluster.local_cluster import LocalCluster, with_model_directory
 from engine.model_directory import resolve_model
@@ -149,13 +150,6 @@ def _tokens(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(*_TOKEN_IDS) for _ in range(count)]
 
 
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    return name, value
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.prefix_hit", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -165,7 +159,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--mode", nargs="+", choices=MODES, default=[*MODES])
     parser.add_argument(
-        "--set", nargs="*", type=_setting, default=[], help="settings of every cluster"
+        "--set", nargs="*", type=setting, default=[], help="settings of every cluster"
     )
     return parser.parse_args()
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from tokenizers import Tokenizer
 
+from benchmarks.command_line import as_text, setting
 from benchmarks.token_gaps import percentile
 from cluster.local_cluster import with_model_directory
 from cluster.worker_process import WorkerProcess
@@ -183,7 +184,7 @@ def main() -> None:
                 own = prompts[:batch]
                 times = _measure(worker.runner, info, KINDS[kind], own, arguments.steps)
                 record = _record(kind, times)
-                text = json.dumps(record) if arguments.json else _text(record)
+                text = json.dumps(record) if arguments.json else as_text(record)
                 print(text, flush=True)  # noqa: T201
     finally:
         worker.stop()
@@ -281,17 +282,6 @@ def _record(kind: str, times: StepTimes) -> dict[str, object]:
     }
 
 
-def _text(record: dict[str, object]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in record.items())
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE")
-    return name, value
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.step_overhead", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -300,9 +290,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each batch")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=128, help="tokens of each prompt")
-    parser.add_argument(
-        "--set", nargs="*", type=_setting, default=[], help="settings of the worker"
-    )
+    parser.add_argument("--set", nargs="*", type=setting, default=[], help="settings of the worker")
     return parser.parse_args()
 
 

@@ -244,28 +244,6 @@ def test_a_key_that_names_another_incarnation_is_refused(pair, side):
     pair.assert_idle()
 
 
-def test_another_layout_is_refused_before_anything_moves():
-    other = dataclasses.replace(small_layout(), num_layers=2)
-    pair = HandoffPair(layout=small_layout(), sink_layout=other)
-    key = pair.fetch("r1", prompt_of(20))
-    pair.until(lambda: key in pair.decode.sink.errors)
-    assert "KV layout" in str(pair.decode.sink.errors[key])
-    assert not pair.prefill.source.prompts
-    pair.assert_idle()
-    pair.close()
-
-
-def test_kv_of_another_model_is_refused_before_anything_moves():
-    """Its form is the same: only what the workers say of their models tells."""
-    pair = HandoffPair(models=("weights-float32", "weights-float32-int8"))
-    key = pair.fetch("r1", prompt_of(20))
-    pair.until(lambda: key in pair.decode.sink.errors)
-    assert "KV layout" in str(pair.decode.sink.errors[key])
-    assert not pair.prefill.source.prompts
-    pair.assert_idle()
-    pair.close()
-
-
 @pytest.mark.parametrize(("source_page", "sink_page"), [(1, 16), (4, 16), (16, 4), (16, 1)])
 def test_pages_may_differ_in_size(source_page, sink_page):
     pair = HandoffPair(layout=small_layout(source_page), sink_layout=small_layout(sink_page))

@@ -28,6 +28,28 @@ def pair():
     handoffs.close()
 
 
+def test_another_layout_is_refused_before_anything_moves():
+    other = dataclasses.replace(small_layout(), num_layers=2)
+    pair = HandoffPair(layout=small_layout(), sink_layout=other)
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "KV layout" in str(pair.decode.sink.errors[key])
+    assert not pair.prefill.source.prompts
+    pair.assert_idle()
+    pair.close()
+
+
+def test_kv_of_another_model_is_refused_before_anything_moves():
+    """Its form is the same: only what the workers say of their models tells."""
+    pair = HandoffPair(models=("weights-float32", "weights-float32-int8"))
+    key = pair.fetch("r1", prompt_of(20))
+    pair.until(lambda: key in pair.decode.sink.errors)
+    assert "KV layout" in str(pair.decode.sink.errors[key])
+    assert not pair.prefill.source.prompts
+    pair.assert_idle()
+    pair.close()
+
+
 def test_a_key_is_fetched_once(pair):
     key = pair.fetch("r1", prompt_of(20))
     with pytest.raises(DuplicateRequest, match="r1"):

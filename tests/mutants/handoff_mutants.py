@@ -33,7 +33,7 @@ HANDOFF_MUTANTS = (
         "layout.exchange_hash(len(pools), model)",
         "layout.exchange_hash(len(pools))",
         (
-            "tests/integration/test_handoff_pair.py"
+            "tests/integration/test_handoff_refusals.py"
             "::test_kv_of_another_model_is_refused_before_anything_moves",
         ),
     ),
