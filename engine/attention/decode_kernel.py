@@ -27,7 +27,7 @@ from engine.attention.tiles import (
     value_tile,
     weigh,
 )
-from engine.attention.vectors import LANES
+from engine.instructions import LANES
 from engine.native_math import F32, I64, Task, inlined, task
 from engine.native_memory import add, address_of, array_at, keep, store
 

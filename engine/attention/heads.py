@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.attention.vectors import LANES
+from engine.instructions import LANES
 from engine.native_math import F32, I64, inlined
 from engine.native_memory import array_at
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.attention.vectors import FORMS, LANES
+from engine.attention.vectors import FORMS
+from engine.instructions import LANES
 from kvferry.config import KvArrangement
 from kvferry.errors import ConfigError
 from mem_cache.layout import KvLayout

@@ -15,17 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from llvmlite import ir
 from numba import extending, types
 
-from engine.attention.vectors import (
-    FLOAT,
-    INT,
-    LANES,
-    LINE,
-    VECTOR,
-    Units,
-    Vectors,
-    integer,
-    zeros,
-)
+from engine.attention.vectors import LINE, Units, Vectors
+from engine.instructions import FLOAT, INT, LANES, SECOND_CACHE, VECTOR, integer, vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,12 +103,12 @@ def score_tile(  # noqa: PLR0913
             return add(at, at, sums)
 
         whole = code.builder.sdiv(width, integer(LANES))
-        sums = code.loop(whole, [zeros()] * (rows * KEYS), step)
+        sums = code.repeat(whole, [vector(0.0)] * (rows * KEYS), step)
         # What is left, if anything, is the last of a loop over all vectors.
         whole_elements = code.builder.mul(whole, integer(LANES))
         left = code.builder.sub(_vector_count(code, width), whole)
         last = code.plus(width, integer(-LANES))
-        sums = code.loop(left, sums, lambda _, sums: add(last, whole_elements, sums))
+        sums = code.repeat(left, sums, lambda _, sums: add(last, whole_elements, sums))
         for r in range(rows):
             dots = code.four_sums(sums[r::rows])
             code.store(dots, code.plus(scores, scores_step, r))
@@ -135,11 +126,12 @@ def ask_for_keys(_: Any, units: Any, offset: Any, size: Any) -> _Emit:
 
         def step(line: Any, states: list[Any]) -> list[Any]:
             for unit in asked:
-                code.ask(code.plus(unit, line, LINE))
+                # Not into the nearest: tokens may lie as far apart as its lines of one set do.
+                code.ask(code.plus(unit, line, LINE), SECOND_CACHE)
             return states
 
         lines = code.builder.sdiv(code.plus(size, integer(LINE - 1)), integer(LINE))
-        code.loop(lines, [], step)
+        code.repeat(lines, [], step)
 
     return _emitted((), 3, emit)
 
@@ -186,7 +178,7 @@ def value_tile(  # noqa: PLR0913
                 ]
             return following
 
-        totals = code.loop(count, [code.load(place, VECTOR) for place in places], step)
+        totals = code.repeat(count, [code.load(place, VECTOR) for place in places], step)
         for total, place in zip(totals, places, strict=True):
             code.store(total, place)
 
@@ -215,7 +207,7 @@ def product_tile(  # noqa: PLR0913
             for r in range(BLOCK_ROWS)
             for v in range(2)
         ]
-        starts = [zeros()] * len(places)
+        starts = [vector(0.0)] * len(places)
         if scaled:
             factor = [
                 code.splat(code.load(code.plus(factors, integer(_FLOAT_BYTES * r)), FLOAT))
@@ -239,7 +231,7 @@ def product_tile(  # noqa: PLR0913
                 ]
             return following
 
-        for total, place in zip(code.loop(count, starts, step), places, strict=True):
+        for total, place in zip(code.repeat(count, starts, step), places, strict=True):
             code.store(total, place)
 
     return _emitted(constants, 8, emit)
@@ -271,7 +263,7 @@ def transpose_tile(
                 code.store(column, code.plus(block, out_step, d))
             return states
 
-        code.loop(_vector_count(code, width), [], step)
+        code.repeat(_vector_count(code, width), [], step)
 
     return _emitted(constants, 5, emit)
 
@@ -292,7 +284,7 @@ def copy_unit(_: Any, form: Any, unit: Any, width: Any, out: Any) -> _Emit:
             code.store(stored.load(opened, at), code.plus(out, v, _VECTOR_BYTES))
             return states
 
-        code.loop(_vector_count(code, width), [], step)
+        code.repeat(_vector_count(code, width), [], step)
 
     return _emitted(constants, 3, emit)
 
@@ -308,7 +300,7 @@ def highest_of(_: Any, scores: Any, vectors: Any, floor: Any) -> _Emit:
         def step(v: Any, states: list[Any]) -> list[Any]:
             return [code.greatest(code.load(code.plus(scores, v, _VECTOR_BYTES), VECTOR), *states)]
 
-        (highest,) = code.loop(vectors, [code.splat(floor)], step)
+        (highest,) = code.repeat(vectors, [code.splat(floor)], step)
         return code.across(highest, code.greatest)
 
     return types.float32(types.int64, types.int64, types.float32), generate
@@ -329,7 +321,7 @@ def weigh(_: Any, scores: Any, vectors: Any, highest: Any) -> _Emit:
             code.store(weights, place)
             return [builder.fadd(states[0], weights)]
 
-        (total,) = code.loop(vectors, [zeros()], step)
+        (total,) = code.repeat(vectors, [vector(0.0)], step)
         return code.across(total, builder.fadd)
 
     return types.float32(types.int64, types.int64, types.float32), generate
@@ -344,7 +336,7 @@ def cap_scores(_: Any, scores: Any, vectors: Any, cap: Any) -> _Emit:
         context = _context
         code = Vectors(builder)
         limit = code.splat(cap)
-        minus_two, one = (ir.Constant(VECTOR, [number] * LANES) for number in (-2.0, 1.0))
+        minus_two, one = vector(-2.0), vector(1.0)
 
         def step(v: Any, states: list[Any]) -> list[Any]:
             place = code.plus(scores, v, _VECTOR_BYTES)
@@ -352,11 +344,13 @@ def cap_scores(_: Any, scores: Any, vectors: Any, cap: Any) -> _Emit:
             size = code.greatest(x, builder.fneg(x))
             small = code.exponential(builder.fmul(size, minus_two))
             tanh = builder.fdiv(builder.fsub(one, small), builder.fadd(one, small))
-            signed = builder.select(builder.fcmp_ordered("<", x, zeros()), builder.fneg(tanh), tanh)
+            signed = builder.select(
+                builder.fcmp_ordered("<", x, vector(0.0)), builder.fneg(tanh), tanh
+            )
             code.store(builder.fmul(signed, limit), place)
             return states
 
-        code.loop(vectors, [], step)
+        code.repeat(vectors, [], step)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32), generate

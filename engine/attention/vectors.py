@@ -1,6 +1,6 @@
-"""Vector instructions of attention's tiles, as LLVM knows them: what a loop in Python cannot say.
+"""Vector instructions of attention's tiles.
 
-Addresses and offsets are 64-bit integers, vectors have `LANES` float32. Units (one head of one
+Addresses and offsets are 64-bit integers. Units (one head of one
 token) are decoded as they are loaded, so that no tile cares how KV is stored.
 """
 
@@ -9,24 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from engine.instructions import FLOAT, LANES, VECTOR, Instructions, integer, vector
 from kvferry.config import KvDType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LANES = 8
-"""float32 in a register of AVX2. For other processors LLVM uses two registers, or half of one."""
-FLOAT = ir.FloatType()
-INT = ir.IntType(64)
-VECTOR = ir.VectorType(FLOAT, LANES)
 _INT32 = ir.IntType(32)
 _INT32S = ir.VectorType(_INT32, LANES)
 _INT16S = ir.VectorType(ir.IntType(16), LANES)
 _INT8S = ir.VectorType(ir.IntType(8), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
-_BYTES = ir.IntType(8).as_pointer()
 LINE = 64
 """Bytes of a cache line."""
 
@@ -53,44 +47,14 @@ _POLYNOMIAL = (1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
 """Taylor's of e^r: for |r| <= ln 2 / 2 the next summand is below 1.3e-7."""
 
 
-class Vectors:
-    """Emits instructions where `builder` stands."""
+class Vectors(Instructions):
+    """Instructions on addresses instead of pointers."""
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def loop(
+    def repeat(
         self, stop: Any, states: list[Any], body: Callable[[Any, list[Any]], list[Any]]
     ) -> list[Any]:
-        """for at in range(stop): states = body(at, states). The last states."""
-        builder = self.builder
-        before = builder.block
-        head, inside, after = (builder.append_basic_block(name) for name in ("head", "body", "end"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        variables = [builder.phi(value.type) for value in (integer(0), *states)]
-        for variable, value in zip(variables, (integer(0), *states), strict=True):
-            variable.add_incoming(value, before)
-        at, *current = variables
-        builder.cbranch(builder.icmp_signed("<", at, stop), inside, after)
-        builder.position_at_end(inside)
-        following = [builder.add(at, integer(1)), *body(at, current)]
-        for variable, value in zip(variables, following, strict=True):
-            variable.add_incoming(value, builder.block)
-        builder.branch(head).set_metadata("llvm.loop", self._not_unrolled())
-        builder.position_at_end(after)
-        return current
-
-    def _not_unrolled(self) -> Any:
-        """Says of a loop that it stays as it is: twice the loads would not fit in the registers.
-
-        LLVM wants such a node to begin with itself.
-        """
-        module = self.builder.module
-        how = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
-        node = module.add_metadata([how, integer(len(module.metadata))])
-        node.operands = (node, how)
-        return node
+        """As `loop` from 0 on by 1, not unrolled."""
+        return self.loop(integer(0), stop, 1, states, body, may_unroll=False)
 
     def plus(self, address: Any, offset: Any, factor: int = 1) -> Any:
         """address + offset * factor."""
@@ -105,28 +69,6 @@ class Vectors:
         """Put float32 at an address."""
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()), align=4)
 
-    def splat(self, number: Any) -> Any:
-        """A vector of one float32."""
-        first = self.builder.insert_element(
-            ir.Constant(VECTOR, ir.Undefined), number, ir.Constant(_INT32, 0)
-        )
-        zeros = ir.Constant(_INT32S, [0] * LANES)
-        return self.builder.shuffle_vector(first, first, zeros)
-
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """a * b + c, rounded once."""
-        return self._call("fma", a.type, a, b, c)
-
-    def ask(self, address: Any) -> None:
-        """Ask for a cache line, to read, into the second cache.
-
-        Not into the nearest: tokens may lie as far apart as its lines of one set do.
-        """
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
-        prefetch = self._function("llvm.prefetch.p0i8", kind)
-        how = [ir.Constant(_INT32, number) for number in (0, 2, 1)]
-        self.builder.call(prefetch, [self.builder.inttoptr(address, _BYTES), *how])
-
     def least(self, a: Any, b: Any) -> Any:
         """The smaller integer."""
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
@@ -135,72 +77,35 @@ class Vectors:
         """The greater of two floats or vectors."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
-    def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """All elements of a vector combined."""
-        lanes = LANES
-        while lanes > 1:
-            lanes //= 2
-            low, high = (self.shuffle(vector, vector, range(n, n + lanes)) for n in (0, lanes))
-            vector = combine(low, high)
-        return self.builder.extract_element(vector, ir.Constant(_INT32, 0))
-
     def four_sums(self, vectors: list[Any]) -> Any:
         """The sums of the elements of each of four vectors, as one vector of four."""
         first, second = self._pairs(*vectors[:2]), self._pairs(*vectors[2:])
         both = self._pairs(first, second)
-        low, high = (self.shuffle(both, both, range(n, n + 4)) for n in (0, 4))
+        low, high = (self.shuffled(both, both, range(n, n + 4)) for n in (0, 4))
         return self.builder.fadd(low, high)
-
-    def transposed(self, rows: list[Any]) -> list[Any]:
-        """Eight vectors as the columns of eight."""
-        for distance in (4, 2, 1):
-            lows = [n for n in range(LANES) if not n & distance]
-            low = [n + LANES * bool(n & distance) - (n & distance) for n in range(LANES)]
-            high = [n + distance for n in low]
-            mixed = list(rows)
-            for n in lows:
-                pair = rows[n], rows[n + distance]
-                mixed[n] = self.shuffle(*pair, low)
-                mixed[n + distance] = self.shuffle(*pair, high)
-            rows = mixed
-        return rows
-
-    def shuffle(self, a: Any, b: Any, lanes: Any) -> Any:
-        """Chosen elements of two vectors."""
-        chosen = list(lanes)
-        mask = ir.Constant(ir.VectorType(_INT32, len(chosen)), chosen)
-        return self.builder.shuffle_vector(a, b, mask)
 
     def exponential(self, x: Any) -> Any:
         """e^x of a vector of x <= 0; exactly 0 below -87. Relative error below 3e-7."""
         builder = self.builder
-        floor = _constant(_LOWEST_EXPONENT)
+        floor = vector(_LOWEST_EXPONENT)
         # NaN is not below, and stays.
         below = builder.fcmp_ordered("<", x, floor)
         x = builder.select(below, floor, x)
-        n = self._call("nearbyint", VECTOR, builder.fmul(x, _constant(_LOG2E)))
-        r = self.multiply_add(n, _constant(-_LN2_HIGH), x)
-        r = self.multiply_add(n, _constant(-_LN2_LOW), r)
-        power = _constant(_POLYNOMIAL[0])
+        n = self.call("nearbyint", builder.fmul(x, vector(_LOG2E)))
+        r = self.multiply_add(n, vector(-_LN2_HIGH), x)
+        r = self.multiply_add(n, vector(-_LN2_LOW), r)
+        power = vector(_POLYNOMIAL[0])
         for coefficient in _POLYNOMIAL[1:]:
-            power = self.multiply_add(power, r, _constant(coefficient))
+            power = self.multiply_add(power, r, vector(coefficient))
         exponent = builder.add(builder.fptosi(n, _INT32S), _integers(127))
         scale = builder.bitcast(builder.shl(exponent, _integers(23)), VECTOR)
-        return builder.select(below, _constant(0.0), builder.fmul(power, scale))
+        return builder.select(below, vector(0.0), builder.fmul(power, scale))
 
     def _pairs(self, a: Any, b: Any) -> Any:
         """Sums of neighbours within halves of a register: a, a, b, b, and the same above."""
-        evens = self.shuffle(a, b, (0, 2, 8, 10, 4, 6, 12, 14))
-        odds = self.shuffle(a, b, (1, 3, 9, 11, 5, 7, 13, 15))
+        evens = self.shuffled(a, b, (0, 2, 8, 10, 4, 6, 12, 14))
+        odds = self.shuffled(a, b, (1, 3, 9, 11, 5, 7, 13, 15))
         return self.builder.fadd(evens, odds)
-
-    def _call(self, name: str, kind: Any, *arguments: Any) -> Any:
-        suffix = "f32" if kind is FLOAT else f"v{LANES}f32"
-        function = ir.FunctionType(kind, [kind] * len(arguments))
-        return self.builder.call(self._function(f"llvm.{name}.{suffix}", function), arguments)
-
-    def _function(self, name: str, kind: Any) -> Any:
-        return cgutils.get_or_insert_function(self.builder.module, kind, name)  # type: ignore[no-untyped-call]
 
 
 class Units:
@@ -254,22 +159,8 @@ class Units:
         half = builder.or_(sign, builder.shl(magnitude, bits(7)))
         number = builder.fpext(builder.bitcast(half, _HALVES), VECTOR)
         no_number = builder.icmp_unsigned("==", magnitude, bits(0x7F))
-        nan = _constant(float("nan"))
-        return builder.select(no_number, nan, builder.fmul(number, _constant(256.0)))
-
-
-def integer(value: int) -> Any:
-    """A constant."""
-    return ir.Constant(INT, value)
-
-
-def zeros() -> Any:
-    """A vector of zeros."""
-    return _constant(0.0)
-
-
-def _constant(value: float) -> Any:
-    return ir.Constant(VECTOR, [value] * LANES)
+        nan = vector(float("nan"))
+        return builder.select(no_number, nan, builder.fmul(number, vector(256.0)))
 
 
 def _integers(value: int) -> Any:

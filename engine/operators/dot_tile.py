@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
 from numba import types
 
+from engine.instructions import FLOAT, LANES, VECTOR, Instructions, integer, vector
 from engine.native_memory import intrinsic
-from engine.operators.instructions import FLOAT, LANES, VECTOR, Instructions, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +63,7 @@ class _Emitter(Instructions):
     def dots(self, rows: list[Any], inputs: list[Any], width: Any, ahead: list[Any]) -> list[Any]:
         """The sum of each pair: of vectors as far as they go, then of single elements."""
         whole = self.builder.and_(width, integer(-LANES))
-        zeros = [ir.Constant(VECTOR, [0.0] * LANES) for _ in self._pairs]
+        zeros = [vector(0.0) for _ in self._pairs]
         position, ask_step = ahead
 
         def step(at: Any, states: list[Any]) -> list[Any]:
@@ -78,7 +77,7 @@ class _Emitter(Instructions):
             whole,
             width,
             1,
-            [self.across(vector) for vector in sums],
+            [self.across(each, self.builder.fadd) for each in sums],
             lambda at, sums: self._multiply_add(rows, inputs, at, sums, FLOAT),
         )
 
@@ -93,8 +92,8 @@ class _Emitter(Instructions):
     def _multiply_add(
         self, rows: list[Any], inputs: list[Any], at: Any, sums: list[Any], kind: Any
     ) -> list[Any]:
-        of_rows = [self.load(row, at, kind) for row in rows]
-        of_inputs = [self.load(row, at, kind) for row in inputs]
+        of_rows = [self.elements(row, at, kind) for row in rows]
+        of_inputs = [self.elements(row, at, kind) for row in inputs]
         return [
             self.multiply_add(of_rows[i], of_inputs[j], total)
             for (i, j), total in zip(self._pairs, sums, strict=True)

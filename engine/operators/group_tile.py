@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from llvmlite import ir
 from numba import types
 
+from engine.instructions import FLOAT, LANES, VECTOR, Instructions, integer, vector
 from engine.native_memory import intrinsic
-from engine.operators.instructions import FLOAT, LANES, VECTOR, Instructions, integer
 from engine.operators.quantized_weight import GROUP
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def group_dot(
             of_group = None
             for number in range(_VECTORS):
                 element = groups.place(group, number)
-                values, x = groups.values(element), groups.load(inputs, element, VECTOR)
+                values, x = groups.values(element), groups.elements(inputs, element, VECTOR)
                 of_group = (
                     builder.fmul(values, x)
                     if of_group is None
@@ -72,8 +72,8 @@ def group_dot(
                 )
             return [groups.multiply_add(of_group, groups.scale(group), states[0])]
 
-        (total,) = groups.each([ir.Constant(VECTOR, [0.0] * LANES)], step)
-        return groups.across(total)
+        (total,) = groups.each([vector(0.0)], step)
+        return groups.across(total, builder.fadd)
 
     return types.float32(*[types.int64] * 4), emit
 
@@ -91,16 +91,16 @@ class _Groups(Instructions):
         """As `loop`, over the groups."""
         return self.loop(integer(0), self._count, 1, states, step)
 
-    def place(self, group: Any, vector: int) -> Any:
+    def place(self, group: Any, number: int) -> Any:
         """The number in its row of the first element of a group's vector."""
         builder = self.builder
-        return builder.add(builder.mul(group, integer(GROUP)), integer(vector * LANES))
+        return builder.add(builder.mul(group, integer(GROUP)), integer(number * LANES))
 
     def values(self, element: Any) -> Any:
         """Those from an element on, as float32."""
-        wide = self.builder.sext(self.load(self._values, element, _BYTES), _INTEGERS)
+        wide = self.builder.sext(self.elements(self._values, element, _BYTES), _INTEGERS)
         return self.builder.sitofp(wide, VECTOR)
 
     def scale(self, group: Any) -> Any:
         """A group's, in every lane."""
-        return self.splat(self.load(self._scales, group, FLOAT))
+        return self.splat(self.elements(self._scales, group, FLOAT))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.crew import share
+from engine.instructions import LANES
 from engine.native_math import F32, inlined, kernel, task
 from engine.native_memory import array_at
 from engine.operators.dot_tile import dot_tile
-from engine.operators.instructions import LANES
 
 ROWS, _INPUTS = 3, 4
 """Of a tile: twelve sums, three rows and an input fill the sixteen registers of AVX2."""

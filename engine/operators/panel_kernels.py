@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.crew import share
+from engine.instructions import LANES
 from engine.native_math import inlined, kernel, task
 from engine.native_memory import array_at
-from engine.operators.instructions import LANES
 from engine.operators.panel_tile import PANEL_ROWS, pack_square, panel_tile
 from engine.operators.scratch import give_back, take
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir
 from numba import types
 
+from engine.instructions import FLOAT, LANES, VECTOR, Instructions, integer, vector
 from engine.native_memory import intrinsic
-from engine.operators.instructions import FLOAT, LANES, VECTOR, Instructions, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,10 +52,10 @@ def pack_square(_: Any, rows: Any, width: Any, panel: Any) -> tuple[Any, Callabl
         rows, width, panel = arguments
         emitter = _Emitter(builder, LANES)
         zero = integer(0)
-        loaded = [emitter.load(row, zero, VECTOR) for row in emitter.rows_at(rows, width)]
+        loaded = [emitter.elements(row, zero, VECTOR) for row in emitter.rows_at(rows, width)]
         lines = emitter.rows_at(panel, integer(PANEL_ROWS))
-        for line, vector in zip(lines, emitter.transposed(loaded), strict=True):
-            builder.store(vector, builder.bitcast(line, VECTOR.as_pointer()), align=4)
+        for line, column in zip(lines, emitter.transposed(loaded), strict=True):
+            builder.store(column, builder.bitcast(line, VECTOR.as_pointer()), align=4)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), emit
@@ -78,15 +77,15 @@ class _Emitter(Instructions):
     def products(self, panel: Any, inputs: list[Any], count: Any) -> list[list[Any]]:
         """The sums of the outer products."""
         lines = self.builder.inttoptr(panel, FLOAT.as_pointer())
-        zeros = [ir.Constant(VECTOR, [0.0] * LANES) for _ in range(2 * self._inputs)]
+        zeros = [vector(0.0) for _ in range(2 * self._inputs)]
 
         def step(at: Any, sums: list[Any]) -> list[Any]:
             line = self.builder.mul(at, integer(PANEL_ROWS))
             halves = [
-                self.load(lines, self.builder.add(line, integer(start)), VECTOR)
+                self.elements(lines, self.builder.add(line, integer(start)), VECTOR)
                 for start in (0, LANES)
             ]
-            numbers = [self.splat(self.load(row, at, FLOAT)) for row in inputs]
+            numbers = [self.splat(self.elements(row, at, FLOAT)) for row in inputs]
             return [
                 self.multiply_add(number, half, sums[2 * index + side])
                 for index, number in enumerate(numbers)
@@ -100,26 +99,10 @@ class _Emitter(Instructions):
         """Store the sums, or add them to what is there."""
         builder = self.builder
         is_more = builder.icmp_signed("!=", adds, integer(0))
-        zeros = ir.Constant(VECTOR, [0.0] * LANES)
+        zeros = vector(0.0)
         for row, halves in zip(rows, sums, strict=True):
             for side, total in enumerate(halves):
                 place = self.at(row, integer(side * LANES))
                 place = builder.bitcast(place, VECTOR.as_pointer())
                 before = builder.select(is_more, builder.load(place, align=4), zeros)
                 builder.store(builder.fadd(before, total), place, align=4)
-
-    def transposed(self, vectors: list[Any]) -> list[Any]:
-        """Eight vectors as the columns of eight."""
-        for distance in (1, 2, 4):
-            mixed = list(vectors)
-            for n in range(LANES):
-                if not n & distance:
-                    pair = vectors[n], vectors[n + distance]
-                    own = [lane & ~distance for lane in range(LANES)]
-                    chosen = [
-                        place + (LANES if lane & distance else 0) for lane, place in enumerate(own)
-                    ]
-                    mixed[n] = self.shuffled(*pair, chosen)
-                    mixed[n + distance] = self.shuffled(*pair, [lane + distance for lane in chosen])
-            vectors = mixed
-        return vectors

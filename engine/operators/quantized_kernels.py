@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.crew import share
+from engine.instructions import LANES
 from engine.native_math import inlined, kernel, task
 from engine.native_memory import array_at
 from engine.operators.group_tile import group_dot, group_elements
-from engine.operators.instructions import LANES
 from engine.operators.native_kernels import (
     BLOCK_TOKENS,
     DOT_TOKENS_MAX,
