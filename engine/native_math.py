@@ -1,7 +1,7 @@
 """What the native kernels share: types, decorators, and an exponential that vectorizes.
 
 Numba's cache of a kernel does not notice changes of what is written as LLVM instructions
-(`engine.native_memory`, `engine.operators.dot_tile`): after one, delete `__pycache__`.
+(over `engine.instructions`, and in `engine.native_memory`): after one, delete `__pycache__`.
 """
 
 from __future__ import annotations
