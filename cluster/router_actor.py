@@ -1,6 +1,6 @@
 """The process of one router: its front doors, gRPC and HTTP, and the calls its supervisor makes.
 
-A plain class of coroutines; `ray_runtime` makes it an actor, whose asyncio loop serves both.
+A plain class of coroutines; `ray_launcher` makes it an actor, whose asyncio loop serves both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process of one worker: a `WorkerProcess` and the calls its supervisor makes.
 
-A plain class; `ray_runtime` makes it an actor with a few threads, so that a pending
+A plain class; `ray_launcher` makes it an actor with a few threads, so that a pending
 `wait_until_ended` does not keep health calls waiting.
 """
 

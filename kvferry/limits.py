@@ -239,3 +239,7 @@ what is not so because the last batch was lost."""
 KV_EVENTS_SILENCE_MAX_S = 15.0
 """A stream of KV events without even a mark for so long is opened again: fifteen marks, and longer
 than all but the worst steps of an engine on a busy machine."""
+
+CALLS_AT_ONCE_MAX = 1000
+"""Of the supervisor's and a router's actor: watchers pend for as long as a process lives, a few for
+each member, and must not block other calls."""

@@ -7,6 +7,7 @@ import pytest
 from cluster import cli, console
 from cluster.client import Client
 from cluster.cluster_state import MemberReport, Phase
+from cluster.commands import ask, flags, local
 from cluster.local_cluster import check_security
 from cluster.supervisor import ClusterView
 from kvferry.config import ClusterConfig, settings
@@ -37,7 +38,7 @@ def test_flags_win_over_the_file(tmp_path):
     file = tmp_path / "kvferry.yaml"
     file.write_text("cache: {page_size: 4, rows: 8}\n")
     arguments = parse("serve", "--config", str(file), "--cache.page_size", "64")
-    config = cli._config_of(arguments)
+    config = flags.config_of(arguments)
     assert (config.cache.page_size, config.cache.rows) == (64, 8)
 
 
@@ -107,30 +108,30 @@ def test_no_cluster_ends_with_1_and_says_where_it_was_looked_for(capsys):
 
 def test_the_key_of_client_commands_is_no_setting(monkeypatch):
     monkeypatch.setenv("KVFERRY_API_KEY", "the-key")
-    assert cli._config_of(parse("serve")) == ClusterConfig()
-    with cli._client(parse("status")) as client:
+    assert flags.config_of(parse("serve")) == ClusterConfig()
+    with flags.client_of(parse("status")) as client:
         assert client._metadata == (("authorization", "Bearer the-key"),)
 
 
 def test_processes_elsewhere_get_the_names_of_files_in_full(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("blue: 0123456789abcdef\n")
-    config = cli._config_of(parse("serve", "--router.security.api_keys", "keys"))
+    config = flags.config_of(parse("serve", "--router.security.api_keys", "keys"))
     assert check_security(config).router.security.api_keys == str(tmp_path / "keys")
 
 
 def test_only_sampling_that_is_given_is_sent_but_for_a_greedy_default():
-    given = cli._sampling_of(parse("generate", "hello", "--top-k", "5", "--stop", "a"))
+    given = ask._sampling_of(parse("generate", "hello", "--top-k", "5", "--stop", "a"))
     assert given == inference.SamplingParams(temperature=0.0, top_k=5, stop=["a"])
-    warm = cli._sampling_of(parse("generate", "hello", "--temperature", "0.5"))
+    warm = ask._sampling_of(parse("generate", "hello", "--temperature", "0.5"))
     assert warm == inference.SamplingParams(temperature=0.5)
 
 
 def test_wishes_about_the_cache_are_sent():
-    plain = cli._request_of(parse("generate", "hello"))
+    plain = ask._request_of(parse("generate", "hello"))
     assert plain == inference.GenerateRequest(sampling={"temperature": 0.0})
     wishes = ("--cache-salt", "tenant", "--sharing", "private", "--priority", "-7")
-    assert cli._request_of(parse("generate", "hello", *wishes)) == inference.GenerateRequest(
+    assert ask._request_of(parse("generate", "hello", *wishes)) == inference.GenerateRequest(
         sampling={"temperature": 0.0},
         cache_salt="tenant",
         sharing=inference.SHARING_PRIVATE,
@@ -155,7 +156,7 @@ def test_the_exit_code_of_an_audit_says_what_it_found(failure, code, monkeypatch
 
 @pytest.mark.parametrize("name", ["router.port", "router.http.port", "router.smg.port"])
 def test_port_in_use_is_told_before_anything_is_started(name, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_resolved", lambda config: config)
+    monkeypatch.setattr(local, "_resolved", lambda config: config)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         other = [] if name == "router.port" else ["--router.port", "0"]
@@ -217,5 +218,5 @@ def test_who_comes_and_goes_is_told(capsys):
                 raise KeyboardInterrupt
             return views.pop(0)
 
-    cli._watch(Cluster(), view(report("a", running)))
+    local._watch(Cluster(), view(report("a", running)))
     assert capsys.readouterr().out.splitlines() == ["b: starting", "b: running", "a: removed"]
