@@ -92,7 +92,11 @@ async def _order(method: Callable[..., Awaitable[_T | KvferryError]], *arguments
 def _actor(kind: type, name: str, launch: int, options: dict[str, Any]) -> Any:
     """An actor class that Ray never restarts by itself: a restart is a new incarnation."""
     return ray.remote(kind).options(
-        name=f"{name}/{launch}", lifetime="detached", max_restarts=0, **options
+        name=f"{name}/{launch}",
+        lifetime="detached",
+        max_restarts=0,
+        enable_task_events=False,  # Ray's server keeps 100,000 calls: health checks of hours.
+        **options,
     )
 
 

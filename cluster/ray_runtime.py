@@ -122,7 +122,11 @@ def start_supervisor(config: ClusterConfig) -> SupervisorHandle:
     """Start the one supervisor of the running cluster; it begins to start the members."""
     actor_class: Any = ray.remote(SupervisorActor)  # Ray's own types do not carry `remote`.
     actor = actor_class.options(
-        name=_SUPERVISOR_NAME, lifetime="detached", num_cpus=0, max_concurrency=CALLS_AT_ONCE_MAX
+        name=_SUPERVISOR_NAME,
+        lifetime="detached",
+        num_cpus=0,
+        max_concurrency=CALLS_AT_ONCE_MAX,
+        enable_task_events=False,
     ).remote(to_mapping(config), RayLauncher)
     _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
     return SupervisorHandle(actor, config.router.stop_grace_s)
