@@ -199,7 +199,7 @@ class AttemptExchange:
         attempt.samples_left = request.samples_left
         loop = asyncio.get_running_loop()
         attempt.timer = loop.call_later(start.timeout_s, self._expire, attempt)
-        self._step_loop.post(StartAttempt(request, attempt))
+        self._step_loop.post(StartAttempt(request, attempt, self._step_loop.now()))
 
     # --- ends ----------------------------------------------------------------------------------
 
@@ -247,8 +247,9 @@ class _Attempt:
 
 def _is_plain(output: AttemptOutput) -> bool:
     """Whether it is tokens and nothing else."""
-    tokens, finish, usage, _ = output
-    return bool(tokens) and finish is None and usage is None and tokens[0].logprobs is None
+    tokens, finish, usage, _, marks = output
+    is_more = finish is not None or usage is not None or marks is not None
+    return bool(tokens) and not is_more and tokens[0].logprobs is None
 
 
 def _entries_of(item: AttemptOutput | KvferryError | None) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from decode_worker.attempt_times import AttemptTimes, Mark
 from engine.request import Request, Stage
 from kv_transfer.protocol.deadlines import OFFER_WINDOW_S
 from kv_transfer.protocol.key import HandoffKey
@@ -51,6 +52,8 @@ class StartAttempt:
 
     attempt: AttemptRequest
     stream: AttemptStream
+    accepted_at: float
+    """When it came, on the engine's clock; it may wait for the end of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class _Attempt:
     source: PrefillSource | None
     is_single: bool
     """Whether the client wants one sample only."""
+    times: AttemptTimes
     waiting: list[Request] = field(default_factory=list)
     """Of a resumed attempt: other samples, until what they share with `request` is here."""
     others: list[Request] = field(default_factory=list)
@@ -140,8 +144,8 @@ class Intake:
     def handle(self, event: object) -> bool:
         """Takes `StartAttempt`, `CancelAttempt` and `EndSample`."""
         match event:
-            case StartAttempt(attempt, stream):
-                self._start(attempt, stream)
+            case StartAttempt(attempt, stream, accepted_at):
+                self._start(attempt, stream, AttemptTimes(self._engine.clock, accepted_at))
             case CancelAttempt(attempt_id, stream):
                 self._cancel(attempt_id, stream)
             case EndSample(attempt_id, sample):
@@ -182,11 +186,13 @@ class Intake:
         entry = self._by_key[key]
         request = entry.request
         assert prompt_tokens == request.inbound_len, f"{key}: {prompt_tokens} tokens offered"
+        entry.times.note(Mark.READY)
         if request.kv is None and not self._engine.reserve_inbound(request):
             if entry.refused_at is None:
                 entry.refused_at = self._engine.clock.now()
             return None
         entry.refused_at = None
+        entry.times.note(Mark.GRANTED)
         return request.kv
 
     def first_tokens(self, key: HandoffKey, tokens: tuple[OutputToken, ...]) -> None:
@@ -206,6 +212,7 @@ class Intake:
         entry = self._by_key.pop(key)
         assert entry.firsts, f"{key}: adopted without a first token"
         entry.key = None
+        entry.times.note(Mark.ADOPTED)
         self._tell_usage(entry, usage)
         self._let_follow(entry)
         self._engine.adopt(entry.request, entry.firsts)
@@ -227,6 +234,7 @@ class Intake:
         usage = AttemptUsage(
             prefill_hit_tokens=kv.prefix_len - kv.host_hit_len, host_hit_tokens=kv.host_hit_len
         )
+        entry.times.note(Mark.ADMITTED)
         self._tell_usage(entry, usage)
 
     def computing(self, request: Request, tokens: int, layers: int) -> None:
@@ -238,6 +246,7 @@ class Intake:
     def tokens(self, request: Request, tokens: tuple[OutputToken, ...]) -> None:
         """One more token of one sample, or the first ones of all."""
         entry = self._attempts[request.id]
+        entry.times.note(Mark.FIRST_TOKEN)
         for sample, token in enumerate(tokens, request.sample):
             if sample in entry.told_already:
                 entry.told_already.remove(sample)
@@ -247,8 +256,7 @@ class Intake:
     def finished(self, request: Request, reason: FinishReason) -> None:
         """One sample is complete; the attempt is when all are."""
         entry = self._attempts[request.id]
-        finish = AttemptFinish(reason, entry.usage)
-        end = AttemptOutput((), finish, sample=request.sample)
+        end = AttemptOutput((), AttemptFinish(reason, entry.usage), sample=request.sample)
         if all(sample.stage is Stage.ENDED for sample in entry.requests):
             self._close(entry, end)
             # Of several samples nobody knows which one the conversation goes on with.
@@ -265,7 +273,7 @@ class Intake:
 
     # --- the attempt's life --------------------------------------------------------------------
 
-    def _start(self, attempt: AttemptRequest, stream: AttemptStream) -> None:
+    def _start(self, attempt: AttemptRequest, stream: AttemptStream, times: AttemptTimes) -> None:
         if attempt.id in self._attempts:
             self._outbox.put(stream, DuplicateRequest(str(attempt.id)))
             return
@@ -279,7 +287,7 @@ class Intake:
         except KvferryError as error:
             self._outbox.put(stream, error)
             return
-        entry = self._attempt(attempt, stream)
+        entry = self._attempt(attempt, stream, times)
         self._attempts[attempt.id] = entry
         try:
             if attempt.source is None:
@@ -290,11 +298,14 @@ class Intake:
         except KvferryError as error:
             self._close(entry, error)
 
-    def _attempt(self, attempt: AttemptRequest, stream: AttemptStream) -> _Attempt:
+    def _attempt(
+        self, attempt: AttemptRequest, stream: AttemptStream, times: AttemptTimes
+    ) -> _Attempt:
         """With one request for all samples, or, if they go on, one for each that has not ended."""
         is_single = attempt.sampling.n == 1
         if not attempt.resumed:
-            return _Attempt(self._new_request(attempt), stream, attempt.source, is_single)
+            request = self._new_request(attempt)
+            return _Attempt(request, stream, attempt.source, is_single, times)
         requests: list[Request] = []
         only_end_missing: set[int] = set()
         for sample, progress in enumerate(attempt.resumed):
@@ -312,7 +323,7 @@ class Intake:
             request.announced = bool(requests)
             requests.append(request)
         first, *others = requests
-        entry = _Attempt(first, stream, attempt.source, is_single, others)
+        entry = _Attempt(first, stream, attempt.source, is_single, times, others)
         entry.told_already = only_end_missing
         return entry
 
@@ -346,6 +357,7 @@ class Intake:
         )
         entry.source, entry.computed_by, entry.key = None, source, key
         self._by_key[key] = entry
+        entry.times.note(Mark.FETCHED)
         known = request.known[: request.inbound_len]
         sampling = _ANY_TOKEN if request.output.size else request.sampling
         try:
@@ -391,7 +403,8 @@ class Intake:
     def _tell_usage(self, entry: _Attempt, usage: AttemptUsage) -> None:
         """At once and not with the end, which the router may cut off by a stop string."""
         entry.usage = usage
-        self._outbox.put(entry.stream, AttemptOutput((), usage=usage))
+        output = AttemptOutput((), usage=usage, marks=entry.times.marks(usage.source_marks))
+        self._outbox.put(entry.stream, output)
 
     def _end_requests(self, entry: _Attempt) -> None:
         for request in entry.requests:
@@ -399,6 +412,12 @@ class Intake:
                 self._engine.end(request)
 
     def _close(self, entry: _Attempt, end: AttemptOutput | KvferryError) -> None:
-        """The one end of an attempt."""
+        """The one end of an attempt, and how it came to it."""
         del self._attempts[entry.request.id]
-        self._outbox.put(entry.stream, end)
+        entry.times.note(Mark.ENDED)
+        marks = entry.times.marks(entry.usage.source_marks)
+        if isinstance(end, AttemptOutput):
+            self._outbox.put(entry.stream, end._replace(marks=marks))
+        else:
+            self._outbox.put(entry.stream, AttemptOutput((), marks=marks))
+            self._outbox.put(entry.stream, end)

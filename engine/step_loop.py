@@ -107,6 +107,10 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.snapshot = self._take_snapshot()
 
+    def now(self) -> float:
+        """Seconds of the engine's clock. From any thread."""
+        return self._clock.now()
+
     def post(self, event: object) -> None:
         """Hand an event to the engine thread. From any thread; never blocks."""
         self._inbox.put(event)

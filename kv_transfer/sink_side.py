@@ -449,8 +449,7 @@ class SinkSide:
             self._perform(handoff, core.reject(f"first tokens: {error}", self._now()))
 
     def _usage(self, handoff: _Incoming) -> AttemptUsage:
-        core = handoff.core
-        waited_from = core.first_tokens_at
+        core, waited_from = handoff.core, handoff.core.first_tokens_at
         return AttemptUsage(
             prefill_hit_tokens=core.hit_tokens,
             host_hit_tokens=core.host_hit_tokens,
@@ -458,6 +457,7 @@ class SinkSide:
             moved_tokens=core.prompt_tokens - core.resume_at,
             moved_bytes=handoff.moved_bytes,
             handoff_ms=0.0 if waited_from is None else 1000 * (self._now() - waited_from),
+            source_marks=core.source_marks,
         )
 
     # --- inside ---

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kv_transfer.links.choice import choose_transport
 from kv_transfer.outgoing_link import OutgoingLink
+from kv_transfer.prompt_times import PromptTimes
 from kv_transfer.protocol.effects import (
     NotifyCancelled,
     NotifyClosed,
@@ -68,6 +69,7 @@ class SinkPeer:
 class _Outgoing:
     core: SourceCore
     peer: SinkPeer
+    times: PromptTimes
     kv: RequestKV | None = None
     link: OutgoingLink | None = None
     """What carries it, from its first piece on."""
@@ -99,7 +101,7 @@ class SourceSide:
         handoff.kv = kv
         self._open_link(handoff.peer)
         host_hits = kv.host_hit_len
-        now = self._now()
+        now = handoff.times.scheduled_at = self._now()
         self._perform(handoff, handoff.core.scheduled(hit_tokens - host_hits, now, host_hits))
 
     def held(self, key: HandoffKey, kv: RequestKV) -> None:
@@ -108,7 +110,8 @@ class SourceSide:
         if handoff is None:
             return
         handoff.kv = kv
-        self._perform(handoff, handoff.core.held(kv.committed_len, self._now()))
+        now = handoff.times.scheduled_at = handoff.times.computed_at = self._now()
+        self._perform(handoff, handoff.core.held(kv.committed_len, now))
 
     def computing(self, key: HandoffKey, tokens: int, layers: int) -> None:
         """A step has written the KV of tokens [0, tokens) in layers [0, layers)."""
@@ -138,7 +141,8 @@ class SourceSide:
             return
         assert handoff.kv is not None, f"{key} finishes without being scheduled"
         assert handoff.core.prompt_tokens <= handoff.kv.committed_len, f"{key} is not committed"
-        self._perform(handoff, handoff.core.finished(first_tokens, self._now()))
+        now = handoff.times.computed_at = self._now()
+        self._perform(handoff, handoff.core.finished(first_tokens, now))
 
     def abort(self, key: HandoffKey, reason: str) -> None:
         """The host gives up."""
@@ -194,7 +198,7 @@ class SourceSide:
 
     def _on_prefill(self, peer: SinkPeer, message: Prefill) -> None:
         key = message.key
-        counters = self._endpoint.counters
+        counters, now = self._endpoint.counters, self._now()
         known = self._handoffs.get(key)
         if known is not None and known.peer is peer:
             counters["duplicate_messages"] += 1
@@ -217,9 +221,9 @@ class SourceSide:
             num_layers=self._endpoint.kv_cache.layout.num_layers,
             samples=0 if message.held_only else message.sampling.n,
             deadlines=self._endpoint.deadlines,
-            now_s=self._now(),
+            now_s=now,
         )
-        handoff = _Outgoing(core, peer)
+        handoff = _Outgoing(core, peer, PromptTimes(now))
         self._handoffs[key] = handoff
         counters["source_started"] += 1
         assert self.host is not None, "a handoff came before the source's host was set"
@@ -232,7 +236,7 @@ class SourceSide:
                 )
         except KvferryError as error:
             counters["source_refused"] += 1
-            self._perform(handoff, core.abort(f"refused: {error}", self._now(), error.kind))
+            self._perform(handoff, core.abort(f"refused: {error}", now, error.kind))
 
     def _refusal(self, peer: SinkPeer, message: Prefill) -> str | None:
         hello = self._endpoint.hello
@@ -409,6 +413,8 @@ class SourceSide:
         if core.state is not handoff.traced:
             handoff.traced = core.state
             self._endpoint.tell("source", core.key, core.state.value)
+            if core.state is SourceState.STREAMING:
+                handoff.times.granted_at = self._now()
         if core.state in SOURCE_TERMINAL and self._handoffs.get(core.key) is handoff:
             # Buried before the host hears of it: whatever it calls now is late.
             del self._handoffs[core.key]
@@ -426,7 +432,8 @@ class SourceSide:
             case Stream(region):
                 self._stream(handoff, region)
             case SendComplete(tokens):
-                handoff.peer.session.send(Complete(core.key, tokens, core.link_generation))
+                marks = handoff.times.completed(self._now())
+                handoff.peer.session.send(Complete(core.key, tokens, core.link_generation, marks))
             case Pin():
                 assert handoff.kv is not None
                 kv_cache.pin(handoff.kv)

@@ -31,6 +31,8 @@ from kvferry.convert import (
     cache_use_from_wire,
     logprobs_from_wire,
     logprobs_to_wire,
+    prompt_marks_from_wire,
+    prompt_marks_to_wire,
     sampling_from_wire,
     sampling_to_wire,
     token_ids_from_wire,
@@ -168,8 +170,11 @@ def _plain_to_wire(
         case FirstToken(_, tokens):
             first = pb.FirstToken(key=key, tokens=[_token_to_wire(token) for token in tokens])
             return pb.HandoffMessage(first_token=first)
-        case Complete(_, tokens, generation):
-            complete = pb.Complete(key=key, tokens=tokens, link_generation=generation or 0)
+        case Complete(_, tokens, generation, marks):
+            told = None if marks is None else prompt_marks_to_wire(marks)
+            complete = pb.Complete(
+                key=key, tokens=tokens, link_generation=generation or 0, marks=told
+            )
             return pb.HandoffMessage(complete=complete)
         case Abort(_, reason, kind):
             word = "" if kind is None else kind.value
@@ -290,7 +295,12 @@ def _require_generation(generation: int) -> None:
 
 def _complete(message: pb.HandoffMessage) -> Complete:
     complete = message.complete
-    return Complete(key_from_wire(complete.key), complete.tokens, complete.link_generation or None)
+    return Complete(
+        key_from_wire(complete.key),
+        complete.tokens,
+        complete.link_generation or None,
+        prompt_marks_from_wire(complete.marks) if complete.HasField("marks") else None,
+    )
 
 
 def _abort(message: pb.HandoffMessage) -> Abort:

@@ -38,6 +38,11 @@ class ManualClock:
         self._now += seconds
 
 
+def unix_time_s() -> float:
+    """The time of day, in seconds since 1970: for telling people when, never for measuring."""
+    return time.time()
+
+
 def thread_cpu_s() -> float:
     """Seconds that the processor has worked for the calling thread: the cost of a piece of work,
     however busy the machine is with others."""

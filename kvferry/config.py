@@ -20,6 +20,7 @@ import yaml
 from kvferry.config_checks import validate_config
 from kvferry.errors import ConfigError
 from kvferry.router_config import RouterConfig
+from kvferry.tracing_config import TracingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -302,6 +303,7 @@ class ClusterConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     worker_host: str = "127.0.0.1"
     """Address that workers bind and announce."""
     restart_backoff_s: float = 0.5

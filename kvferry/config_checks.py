@@ -10,6 +10,7 @@ from kvferry.limits import (
     ADAPTER_NAME_CHARACTERS_MAX,
     ADAPTERS_MAX,
     DRAFT_TOKENS_MAX,
+    REQUESTS_KEPT_MAX,
     STOP_GRACE_S_MAX,
     TENANT_CHARACTERS_MAX,
 )
@@ -71,6 +72,8 @@ _AT_LEAST: Mapping[str, float] = (
         "router.tenants.concurrent_max": 0,
         "router.tenants.requests_per_minute": 0,
         "router.tenants.tokens_per_minute": 0,
+        "tracing.requests_kept": 0,
+        "tracing.sample_ratio": 0,
         "restart_backoff_s": 0,
     }
 )
@@ -88,6 +91,8 @@ _AT_MOST: Mapping[str, float] = {
     "router.smg.port": 65535,
     "router.stop_grace_s": STOP_GRACE_S_MAX,
     "scheduler.output_reserve": 1,
+    "tracing.requests_kept": REQUESTS_KEPT_MAX,
+    "tracing.sample_ratio": 1,
     "speculation.ngram.max_draft": DRAFT_TOKENS_MAX,
 }
 _NOT_EMPTY = (

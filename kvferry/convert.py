@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
+from kvferry.attempt_marks import AttemptMarks, PromptMarks
 from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
@@ -34,6 +35,7 @@ from kvferry.kv_events import (
     KvEvent,
     KvEventBatch,
 )
+from kvferry.rpc.v1 import handoff_pb2 as handoff
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.sampling import Constraint, ConstraintKind, SamplingParams
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvferry.ids import TokenIds
-    from kvferry.rpc.v1 import handoff_pb2 as handoff
 
 _FINISH_TO_WIRE = {
     FinishReason.STOP: inference.FINISH_REASON_STOP,
@@ -241,6 +242,8 @@ def attempt_output_to_wire(output: AttemptOutput, number: int) -> worker.Attempt
         message.finish.CopyFrom(worker.AttemptFinish(reason=reason, **usage))
     if output.usage is not None:
         message.usage.CopyFrom(worker.AttemptUsage(**_usage_fields(output.usage)))
+    if output.marks is not None:
+        message.marks.CopyFrom(_marks_to_wire(output.marks))
     return message
 
 
@@ -260,12 +263,41 @@ def attempt_output_from_wire(message: worker.AttemptOutput) -> AttemptOutput:
         )
     else:
         tokens = tuple(map(OutputToken, message.token_ids))
-    return AttemptOutput(tokens, finish, usage, message.sample)
+    marks = _marks_from_wire(message.marks) if message.HasField("marks") else None
+    return AttemptOutput(tokens, finish, usage, message.sample, marks)
+
+
+_USAGE = tuple(name for name in AttemptUsage.__dataclass_fields__ if name != "source_marks")
+_PROMPT_MARKS = tuple(PromptMarks.__dataclass_fields__)
+_ATTEMPT_MARKS = tuple(name for name in AttemptMarks.__dataclass_fields__ if name != "source")
 
 
 def _usage_fields(source: Any) -> dict[str, Any]:
     """Of our type and of both messages alike; all use the same names."""
-    return {name: getattr(source, name) for name in AttemptUsage.__dataclass_fields__}
+    return {name: getattr(source, name) for name in _USAGE}
+
+
+def prompt_marks_to_wire(marks: PromptMarks) -> handoff.PromptMarks:
+    """Field by field; both sides use the same names."""
+    return handoff.PromptMarks(**{name: getattr(marks, name) for name in _PROMPT_MARKS})
+
+
+def prompt_marks_from_wire(message: handoff.PromptMarks) -> PromptMarks:
+    """The inverse of `prompt_marks_to_wire`."""
+    return PromptMarks(**{name: getattr(message, name) for name in _PROMPT_MARKS})
+
+
+def _marks_to_wire(marks: AttemptMarks) -> worker.AttemptMarks:
+    message = worker.AttemptMarks(**{name: getattr(marks, name) for name in _ATTEMPT_MARKS})
+    if marks.source is not None:
+        message.source.CopyFrom(prompt_marks_to_wire(marks.source))
+    return message
+
+
+def _marks_from_wire(message: worker.AttemptMarks) -> AttemptMarks:
+    passed = {name: getattr(message, name) for name in _ATTEMPT_MARKS if message.HasField(name)}
+    source = prompt_marks_from_wire(message.source) if message.HasField("source") else None
+    return AttemptMarks(**passed, source=source)
 
 
 def kv_batch_to_wire(batch: KvEventBatch) -> worker.KvEventBatch:

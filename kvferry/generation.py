@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from kvferry.attempt_marks import AttemptMarks, PromptMarks
     from kvferry.cache_key import CacheUse
     from kvferry.ids import AttemptId, Incarnation, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
@@ -96,6 +97,8 @@ class AttemptUsage:
     host_hit_tokens: int = 0
     """Loaded back from a lower tier by the worker that computed the prompt; no part of the hits
     in device memory."""
+    source_marks: PromptMarks | None = None
+    """How a source spent its time on the prompt. Goes to routers with the other marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +121,5 @@ class AttemptOutput(NamedTuple):
     """Set once, as soon as it is known: a router that ends an attempt gets no `finish`."""
     sample: int = 0
     """Which of the samples the tokens and the end belong to."""
+    marks: AttemptMarks | None = None
+    """Of the attempt so far, beside its usage and at its end; the last ones count."""

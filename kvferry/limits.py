@@ -229,6 +229,15 @@ RETRY_AFTER_MIN_S = 0.1
 RETRY_AFTER_MAX_S = 60.0
 """Bounds of the hint to refused clients: none asks again at once, none gives up for good."""
 
+REQUESTS_KEPT_MAX = 100_000
+"""In the log of a router: at about 3 kB each, and as many refused ones, 600 MB."""
+
+ATTEMPTS_REMEMBERED_MAX = 16
+"""Of one request, in the router's log: an answer that has begun asks full workers again."""
+
+ERROR_TEXT_CHARACTERS_KEPT = 400
+"""Of an error in that log; longer ones list what was expected."""
+
 KV_EVENTS_RETRY_S = 0.5
 """Pause before a broken stream of KV events is opened again."""
 

@@ -26,6 +26,7 @@ from router.worker_errors import connection_closed, errors_of
 if TYPE_CHECKING:
     from typing import Any
 
+    from kvferry.attempt_marks import AttemptMarks
     from kvferry.generation import AttemptFinish, AttemptRequest, AttemptUsage
     from kvferry.membership import WorkerInfo
 
@@ -226,6 +227,7 @@ class ExchangedAttempt:
         gathered.tokens += output.tokens
         gathered.finish = output.finish
         gathered.usage = output.usage or gathered.usage
+        gathered.marks = output.marks or gathered.marks
         self._wake()
 
     def finish(self, error: KvferryError | None) -> None:
@@ -246,16 +248,17 @@ class ExchangedAttempt:
 class _Gathered:
     """What has come of one sample since its reader took the last."""
 
-    __slots__ = ("finish", "tokens", "usage")
+    __slots__ = ("finish", "marks", "tokens", "usage")
 
     def __init__(self) -> None:
         self.tokens: list[OutputToken] = []
         self.finish: AttemptFinish | None = None
         self.usage: AttemptUsage | None = None
+        self.marks: AttemptMarks | None = None
 
     def as_output(self, sample: int) -> AttemptOutput:
         """All of it as one output."""
-        return AttemptOutput(tuple(self.tokens), self.finish, self.usage, sample)
+        return AttemptOutput(tuple(self.tokens), self.finish, self.usage, sample, self.marks)
 
 
 def _broken(error: Exception) -> WorkerUnavailable:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from router.policy import Route
     from router.request import ValidRequest
     from router.request_control import RequestControl
+    from router.request_log import RequestRecord
     from router.route_chooser import RouteChooser
 
 _log = logging.getLogger(__name__)
@@ -76,10 +77,10 @@ class AttemptRunner:
         self._rng = rng
 
     async def run(
-        self, request: ValidRequest, control: RequestControl
+        self, request: ValidRequest, control: RequestControl, record: RequestRecord
     ) -> AsyncGenerator[RoutedOutput, None]:
         """Outputs in order; the last one of each sample has `finish`. Closing the generator ends
-        the attempt.
+        the attempt. Every attempt is noted in `record`.
 
         Raises `KvferryError`: what the request was ended with from outside, or why the last
         attempt failed.
@@ -93,9 +94,13 @@ class AttemptRunner:
             work = _attempt_request(request, attempt, route, progress.resumed, control.goes_first)
             samples_left = work.samples_left
             try:
-                with self._attempting(work, route, control, progress) as read:
+                with (
+                    record.attempt(attempt.attempt, route, self._clock) as seen,
+                    self._attempting(work, route, control, progress) as read,
+                ):
                     while samples_left:
                         output = await read()
+                        seen.took(output, self._clock)
                         progress.took(output)
                         yield RoutedOutput(output, route, attempt.attempt)
                         samples_left -= output.finish is not None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvferry.generation import AttemptUsage, FinishReason, OutputToken
     from kvferry.ids import Attempt, RequestId, TokenIds, WorkerId
     from kvferry.sampling import SamplingParams
+    from kvferry.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class ClientRequest:
     """On whose account; empty: everybody who names none."""
     timeout_s: float | None = None
     """Time the client is willing to wait; None leaves it to the router's configuration."""
+    trace: TraceContext | None = None
+    """The client's span, if it named one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,6 +28,7 @@ from router.model_card import read_model_card
 from router.policy import CostModel
 from router.prompt_keys import prompt_keys
 from router.request_control import RequestControl
+from router.request_log import Outcome, RequestLog
 from router.response_stream import ResponseStream
 from router.route_chooser import RouteChooser
 from router.served_models import ServedModels
@@ -108,6 +109,7 @@ class Router:
             connect=connect,
             on_expected=chooser.expect,
         )
+        self.log = RequestLog(clock, config.tracing)
         self._attempts = AttemptRunner(
             fleet=self.fleet,
             chooser=chooser,
@@ -198,6 +200,7 @@ class Router:
         check_fields(request, self.models, self.card)
         with (
             self._in_flight_until(request_id, request, arrived_at) as control,
+            self.log.following(request_id, request, arrived_at) as record,
             self._waiting_room.entered(request.service_class, request.tenant) as visit,
         ):
             assert request.input is not None, "checked above"
@@ -208,6 +211,7 @@ class Router:
             adapter = self.models.adapter_of(request.model)
             cache_use = cache_use_of(request, self._weights, adapter)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
+            record.prepared(int(valid.prompt.size), self._clock.now())
             stream = ResponseStream(
                 valid,
                 self.tokenizer.detokenizer,
@@ -217,10 +221,14 @@ class Router:
             )
             try:
                 await self._wait_for_places(visit, valid, control)
-                async with contextlib.aclosing(self._attempts.run(valid, control)) as outputs:
+                record.placed_at = self._clock.now()
+                attempts = self._attempts.run(valid, control, record)
+                async with contextlib.aclosing(attempts) as outputs:
                     async for routed in outputs:
                         visit.answered(routed.route.prefill_tokens, len(routed.output.tokens))
                         chunk = stream.take(routed)
+                        if chunk.finish is not None:
+                            record.answered(chunk.finish)
                         if chunk.tokens or chunk.finish is not None:
                             yield chunk
                         if stream.is_done:
@@ -229,6 +237,7 @@ class Router:
                             # Its text has met a stop string, of which the worker knows nothing.
                             control.end_sample(chunk.index)
             except RequestCancelled:
+                record.outcome = Outcome.CANCELLED
                 for chunk in stream.cancelled():
                     yield chunk
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.attempt_marks import PromptMarks
     from kvferry.cache_key import CacheUse
     from kvferry.errors import ErrorKind
     from kvferry.generation import OutputToken
@@ -95,6 +96,8 @@ class Complete:
     """Prompt tokens the sink is to hold, its own prefix included."""
     link_generation: int | None
     """The generation that carries them; None if nothing had to move."""
+    marks: PromptMarks | None = None
+    """How the source spent its time; decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from kv_transfer.protocol.states import (
 if TYPE_CHECKING:
     from kv_transfer.protocol.deadlines import Deadlines
     from kv_transfer.protocol.key import HandoffKey
+    from kvferry.attempt_marks import PromptMarks
     from kvferry.errors import ErrorKind
 
 _NOTHING: Effects = ()
@@ -72,6 +73,8 @@ class SinkCore:
         self.host_hit_tokens = 0
         """Prompt tokens the source loaded back from a lower tier."""
         self.first_tokens_at: float | None = None
+        self.source_marks: PromptMarks | None = None
+        """How the source spent its time, by its own account."""
         self.duplicates = 0
         self._layout_hash = layout_hash
         self._deadlines = deadlines.sink
@@ -162,6 +165,7 @@ class SinkCore:
         if message.link_generation is None and self.remaining:
             raise BadMessage(f"{self.key}: complete, and no link carries what is missing")
         self._advance(SinkEvent.COMPLETE, now_s)
+        self.source_marks = message.marks
         return self._settle(now_s)
 
     # --- what link, session and time say ---

@@ -148,14 +148,28 @@ class SampledToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_inference_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Complete(_message.Message):
-    __slots__ = ("key", "tokens", "link_generation")
+    __slots__ = ("key", "tokens", "link_generation", "marks")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LINK_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     key: HandoffKey
     tokens: int
     link_generation: int
-    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[int] = ..., link_generation: _Optional[int] = ...) -> None: ...
+    marks: PromptMarks
+    def __init__(self, key: _Optional[_Union[HandoffKey, _Mapping]] = ..., tokens: _Optional[int] = ..., link_generation: _Optional[int] = ..., marks: _Optional[_Union[PromptMarks, _Mapping]] = ...) -> None: ...
+
+class PromptMarks(_message.Message):
+    __slots__ = ("scheduled_s", "computed_s", "granted_s", "completed_s")
+    SCHEDULED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_S_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_S_FIELD_NUMBER: _ClassVar[int]
+    scheduled_s: float
+    computed_s: float
+    granted_s: float
+    completed_s: float
+    def __init__(self, scheduled_s: _Optional[float] = ..., computed_s: _Optional[float] = ..., granted_s: _Optional[float] = ..., completed_s: _Optional[float] = ...) -> None: ...
 
 class Received(_message.Message):
     __slots__ = ("key",)

@@ -458,3 +458,60 @@ class AuditReport(_message.Message):
     duration_ms: float
     engine_steps: int
     def __init__(self, violations: _Optional[_Iterable[str]] = ..., accounts: _Optional[_Union[KvAccounts, _Mapping]] = ..., host_accounts: _Optional[_Union[HostAccounts, _Mapping]] = ..., duration_ms: _Optional[float] = ..., engine_steps: _Optional[int] = ...) -> None: ...
+
+class TracesRequest(_message.Message):
+    __slots__ = ("name", "count_max")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_MAX_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count_max: int
+    def __init__(self, name: _Optional[str] = ..., count_max: _Optional[int] = ...) -> None: ...
+
+class TracesResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestTrace]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestTrace, _Mapping]]] = ...) -> None: ...
+
+class RequestTrace(_message.Message):
+    __slots__ = ("request_id", "trace_id", "arrived_unix_s", "outcome", "duration_s", "span")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    trace_id: str
+    arrived_unix_s: float
+    outcome: str
+    duration_s: float
+    span: TraceSpan
+    def __init__(self, request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., arrived_unix_s: _Optional[float] = ..., outcome: _Optional[str] = ..., duration_s: _Optional[float] = ..., span: _Optional[_Union[TraceSpan, _Mapping]] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("name", "place", "start_s", "end_s", "error", "error_kind", "attributes", "children")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_KIND_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    start_s: float
+    end_s: float
+    error: str
+    error_kind: str
+    attributes: _containers.ScalarMap[str, str]
+    children: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., children: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ...) -> None: ...

@@ -221,6 +221,11 @@ class AdminStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
                 _registered_method=True)
+        self.Traces = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Traces',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -262,6 +267,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Traces(self, request, context):
+        """What this router remembers of requests: their attempts and phases.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -289,6 +301,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RemoveWorker,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.SerializeToString,
+            ),
+            'Traces': grpc.unary_unary_rpc_method_handler(
+                    servicer.Traces,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -427,6 +444,33 @@ class Admin(object):
             '/kvferry.rpc.v1.Admin/RemoveWorker',
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Traces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Traces',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.FromString,
             options,
             channel_credentials,
             insecure,

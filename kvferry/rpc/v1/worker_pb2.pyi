@@ -1,3 +1,4 @@
+from kvferry.rpc.v1 import handoff_pb2 as _handoff_pb2
 from kvferry.rpc.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -119,20 +120,42 @@ class PrefillSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class AttemptOutput(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish", "usage", "sample", "number")
+    __slots__ = ("token_ids", "logprobs", "finish", "usage", "sample", "number", "marks")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_inference_pb2.TokenLogprobs]
     finish: AttemptFinish
     usage: AttemptUsage
     sample: int
     number: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ..., sample: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    marks: AttemptMarks
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[AttemptFinish, _Mapping]] = ..., usage: _Optional[_Union[AttemptUsage, _Mapping]] = ..., sample: _Optional[int] = ..., number: _Optional[int] = ..., marks: _Optional[_Union[AttemptMarks, _Mapping]] = ...) -> None: ...
+
+class AttemptMarks(_message.Message):
+    __slots__ = ("fetched_s", "ready_s", "granted_s", "admitted_s", "first_token_s", "adopted_s", "ended_s", "source")
+    FETCHED_S_FIELD_NUMBER: _ClassVar[int]
+    READY_S_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_S_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    fetched_s: float
+    ready_s: float
+    granted_s: float
+    admitted_s: float
+    first_token_s: float
+    adopted_s: float
+    ended_s: float
+    source: _handoff_pb2.PromptMarks
+    def __init__(self, fetched_s: _Optional[float] = ..., ready_s: _Optional[float] = ..., granted_s: _Optional[float] = ..., admitted_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., adopted_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., source: _Optional[_Union[_handoff_pb2.PromptMarks, _Mapping]] = ...) -> None: ...
 
 class AttemptUsage(_message.Message):
     __slots__ = ("prefill_hit_tokens", "decode_hit_tokens", "moved_tokens", "moved_bytes", "handoff_ms", "host_hit_tokens")
