@@ -182,10 +182,14 @@ class StubEngine:
         """Always."""
         return True
 
+    def now(self) -> float:
+        """Of no interest here."""
+        return 0.0
+
     def post(self, event: Any) -> None:
         """Take it at once."""
         match event:
-            case StartAttempt(attempt, stream):
+            case StartAttempt(attempt, stream, _):
                 self._running[stream] = [0, attempt.sampling.max_tokens]
                 self._has_work.set()
             case CancelAttempt(_, stream):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cluster import console
 from cluster.client import CallFailed
-from cluster.commands import ask, local, look, orders
+from cluster.commands import ask, local, look, orders, trace
 from cluster.commands.flags import client_flags
 from cluster.interrupts import interrupt_on_signals
 from kvferry.config import settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_GROUPS = (local, ask, look, orders)
+_GROUPS = (local, ask, look, trace, orders)
 """In the order in which the help shows them."""
 _WITH_SETTINGS = ("serve", "demo")
 
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
-    names = [*ask.ask_flags(), *client_flags(), "--drain-s"]
+    names = [*ask.ask_flags(), *client_flags(), "--drain-s", "--recent"]
     if command in _WITH_SETTINGS:
         names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)

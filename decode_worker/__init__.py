@@ -2,5 +2,5 @@
 
 May import: engine, kv_transfer, mem_cache, kvferry. Never prefill_worker, router, cluster.
 
-Reading order: `attempt_stream`, `intake`, `attempt_exchange`, `return_source`.
+Reading order: `attempt_stream`, `attempt_times`, `intake`, `attempt_exchange`, `return_source`.
 """

@@ -3,6 +3,6 @@
 May import: the standard library, numpy, grpc and protobuf. Never torch, never Ray.
 
 Reading order: `ids`, `errors`, `limits`, `clock`, `config`, `config_checks`, `membership`,
-`sampling`, `generation`, `kv_events`, `accounts`, `telemetry`, `model_files`, then `convert`, the
-one place where protobuf messages become these types.
+`sampling`, `attempt_marks`, `generation`, `kv_events`, `accounts`, `telemetry`, `trace_context`,
+`model_files`, then `convert`, the one place where protobuf messages become these types.
 """

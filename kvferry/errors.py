@@ -117,6 +117,15 @@ class UnknownModel(KvferryError):
         super().__init__(f"model: {asked!r} is not served here; this cluster serves {names}")
 
 
+class UnknownRequest(KvferryError):
+    """Nothing is known of a request of this id: it never came, or is forgotten by now."""
+
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no request {name[:_NAMES_CHARACTERS_MAX]!r} is remembered here")
+
+
 class UnknownWorker(KvferryError):
     """The request names a worker that is not in the cluster."""
 

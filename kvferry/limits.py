@@ -232,6 +232,9 @@ RETRY_AFTER_MAX_S = 60.0
 REQUESTS_KEPT_MAX = 100_000
 """In the log of a router: at about 3 kB each, and as many refused ones, 600 MB."""
 
+TRACES_TOLD_MAX = 500
+"""In one answer: at most 20 kB each, with every attempt that may be remembered."""
+
 ATTEMPTS_REMEMBERED_MAX = 16
 """Of one request, in the router's log: an answer that has begun asks full workers again."""
 

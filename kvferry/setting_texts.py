@@ -1,7 +1,7 @@
 """What each setting means, for the help of the command line.
 
-A setting is explained in one place, the text below its field in `kvferry.config` or
-`kvferry.router_config`. Python does not keep such texts, so they are read from the source.
+A setting is explained in one place, the text below its field, in `kvferry.config` or the file of
+its group. Python does not keep such texts, so they are read from the source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import typing
 from typing import TYPE_CHECKING, Any
 
-from kvferry import config, router_config
+from kvferry.config import ClusterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 def setting_texts() -> dict[str, str]:
     """Dotted name -> the text below the field, in one line. Every setting has one."""
-    trees = [ast.parse(inspect.getsource(module)) for module in (config, router_config)]
-    lines = (line for tree in trees for line in tree.body)
-    classes = {node.name: node for node in lines if isinstance(node, ast.ClassDef)}
-    return dict(_texts(config.ClusterConfig, classes, ""))
+    return dict(_texts(ClusterConfig, ""))
 
 
-def _texts(kind: Any, classes: dict[str, ast.ClassDef], prefix: str) -> Iterator[tuple[str, str]]:
-    texts = _field_texts(classes[kind.__name__])
+def _texts(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    (node,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(node, ast.ClassDef)
+    texts = _field_texts(node)
     for name, value_kind in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(value_kind):
-            yield from _texts(value_kind, classes, f"{prefix}{name}.")
+            yield from _texts(value_kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", texts[name]
 

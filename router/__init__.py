@@ -9,7 +9,8 @@ What decides is pure and runs without a network: `prefix_index` (who holds which
 `validation`, `text_cuts` (where a text may be cut), `fair_queue` (who is served next; `turns`: one
 at a time). What talks to workers: `worker_client` (one worker), `grpc_worker_client` and
 `attempt_exchange` (over gRPC), `worker_monitor` (its status and KV events), `fleet` (all of them),
-`draining` (whether one that leaves is done).
+`draining` (whether one that leaves is done). What became of requests: `request_log`, and
+`timeline`, which makes spans of it.
 
 May import `kvferry`, and never torch or Ray.
 

@@ -90,7 +90,7 @@ class Router:
         # Not the served name: KV in files may be older than what that names today.
         self._weights = model_identity(model_directory, config.model)
         self._block_tokens = event_block_tokens(config.cache.page_size)
-        self._clock = clock
+        self.clock = clock
         self._rng = rng
         self._in_flight: dict[RequestId, RequestControl] = {}
         self._nothing_in_flight = asyncio.Event()
@@ -195,7 +195,7 @@ class Router:
 
         Closing the generator ends the request at its worker. Raises `KvferryError`.
         """
-        arrived_at = self._clock.now()
+        arrived_at = self.clock.now()
         request_id = check_request_id(request.request_id)
         check_fields(request, self.models, self.card)
         with (
@@ -211,17 +211,17 @@ class Router:
             adapter = self.models.adapter_of(request.model)
             cache_use = cache_use_of(request, self._weights, adapter)
             valid = fit_to_context(request_id, request, prompt, cache_use, self._context_length())
-            record.prepared(int(valid.prompt.size), self._clock.now())
+            record.prepared(int(valid.prompt.size), self.clock.now())
             stream = ResponseStream(
                 valid,
                 self.tokenizer.detokenizer,
                 eos_token_ids=self.card.eos_token_ids,
-                clock=self._clock,
+                clock=self.clock,
                 arrived_at=arrived_at,
             )
             try:
                 await self._wait_for_places(visit, valid, control)
-                record.placed_at = self._clock.now()
+                record.placed_at = self.clock.now()
                 attempts = self._attempts.run(valid, control, record)
                 async with contextlib.aclosing(attempts) as outputs:
                     async for routed in outputs:

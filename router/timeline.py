@@ -2,6 +2,7 @@
 
     request
       tokenize, queue                     the router
+      route                               until workers are chosen
       attempt 1                           one try; an error if it failed
         wait                              until the decode worker expects to have room
         handoff                           from asking the source to owning the KV
@@ -9,7 +10,7 @@
           transfer                        from the room for it to the last of it; beside prefill
         prefill                           instead of a handoff: computed by the decode worker
         decode
-      attempt 2 ...
+      route, attempt 2 ...
 
 Workers tell seconds since they heard of the attempt, each by its own clock. Of what the router
 waited more than that, half is taken to have passed on the way there, half on the way back.
@@ -68,7 +69,8 @@ def timeline(record: RequestRecord) -> Span:
     if prepared_s is not None:
         placed_s = None if record.placed_at is None else record.placed_at - since
         stages.append(Span("queue", ROUTER, prepared_s, _first(placed_s, ended_s), {}))
-    stages += (_attempt(entry, since) for entry in record.attempts)
+        if placed_s is not None:
+            stages += _attempts(record, placed_s, ended_s)
     return Span(
         name="request",
         place=ROUTER,
@@ -101,6 +103,19 @@ def _of_request(record: RequestRecord) -> Attributes:
     if record.usage is not None:
         told["kvferry.usage.cached_tokens"] = record.usage.cached_tokens
     return told
+
+
+def _attempts(record: RequestRecord, placed_s: float, ended_s: float | None) -> Iterator[Span]:
+    """Each, and before it how long the choice of its workers took, or the wait for some."""
+    free_s: float | None = placed_s
+    for entry in record.attempts:
+        span = _attempt(entry, record.arrived_at)
+        if free_s is not None:
+            yield Span("route", ROUTER, free_s, span.start_s, {})
+        yield span
+        free_s = span.end_s
+    if free_s is not None and record.outcome in (Outcome.RUNNING, Outcome.FAILED):
+        yield Span("route", ROUTER, free_s, ended_s, {})
 
 
 def _attempt(entry: AttemptRecord, since: float) -> Span:

@@ -12,6 +12,7 @@ from kvferry.rpc_errors import status_of_errors
 from router.api.cluster_orders import ClusterOrders
 from router.api.message_parsing import parse_message
 from router.api.messages import audit_to_wire, summary_to_wire
+from router.api.request_traces import RequestTraces
 
 if TYPE_CHECKING:
     from router.cluster_control import ClusterControl
@@ -28,12 +29,14 @@ class AdminService:
         """Without `control` nobody can be added or removed: such calls are UNIMPLEMENTED."""
         self._router = router
         self._control = control
+        self._traces = RequestTraces(router.log, router.clock)
 
     def handler(self) -> Any:
         """To be registered at a server."""
         methods: dict[str, tuple[Any, Any]] = {
             "ClusterStatus": (self.cluster_status, inference_pb2.ClusterStatusResponse),
             "Audit": (self.audit, inference_pb2.AuditResponse),
+            "Traces": (self._traces.traces, inference_pb2.TracesResponse),
         }
         if self._control is not None:
             orders = ClusterOrders(self._control)

@@ -84,9 +84,12 @@ class Engine:
     def is_alive(self) -> bool:
         return True
 
+    def now(self) -> float:
+        return 0.0
+
     def post(self, event: Any) -> None:
         match event:
-            case StartAttempt(attempt, stream):
+            case StartAttempt(attempt, stream, _):
                 self.running[attempt.id] = (stream, [0] * attempt.sampling.n)
             case CancelAttempt(attempt_id, stream) if attempt_id in self.running:
                 self._outbox.put(stream, RequestCancelled("cancelled by the router"))

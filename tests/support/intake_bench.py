@@ -97,7 +97,9 @@ class IntakeBench:
             source=source,
         )
         stream = AttemptLog(attempt.samples_left)
-        assert self.intake.handle(StartAttempt(attempt, stream))
+        assert self.intake.handle(
+            StartAttempt(attempt, stream, self.engine_bench.engine.clock.now())
+        )
         self.intake.tick()
         return stream
 

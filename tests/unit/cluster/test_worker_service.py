@@ -40,6 +40,9 @@ class FakeStepLoop:
     def is_alive(self):
         return self.alive
 
+    def now(self):
+        return 0.0
+
     def post(self, event):
         self.posted.append(type(event))
         if isinstance(event, StartAttempt) and self.answer is not None:

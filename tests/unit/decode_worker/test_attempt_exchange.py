@@ -45,6 +45,9 @@ class FakeStepLoop:
     def is_alive(self):
         return self.alive
 
+    def now(self):
+        return 0.0
+
     def post(self, event):
         if self.fault is not None:
             raise self.fault

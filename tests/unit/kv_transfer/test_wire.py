@@ -6,6 +6,7 @@ import pytest
 from kv_transfer.protocol import messages as m
 from kv_transfer.protocol.key import HandoffKey
 from kv_transfer.wire import message_from_wire, message_to_wire
+from kvferry.attempt_marks import PromptMarks
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import ErrorKind, InvalidInput
 from kvferry.generation import OutputToken, TokenLogprobs
@@ -26,6 +27,7 @@ MESSAGES = [
     m.FirstToken(KEY, (OutputToken(7, TokenLogprobs(7, -0.5, ((7, -0.5), (9, -2.0)))),)),
     m.Complete(KEY, 20, 3),
     m.Complete(KEY, 20, None),
+    m.Complete(KEY, 20, 3, PromptMarks(0.5, 1.0, 0.0, 2.0)),
     m.Received(KEY),
     m.Closed(KEY),
     m.Abort(KEY, "because"),

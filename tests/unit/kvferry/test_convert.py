@@ -7,6 +7,7 @@ import pytest
 
 from kvferry import convert
 from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
+from kvferry.attempt_marks import AttemptMarks, PromptMarks
 from kvferry.audit_report import AuditReport
 from kvferry.cache_key import CacheUse, Sharing
 from kvferry.errors import InvalidInput
@@ -121,6 +122,14 @@ def test_attempt_output(reason):
 def test_attempt_output_without_finish_and_logprobs():
     output = AttemptOutput((OutputToken(1), OutputToken(2)))
     assert convert.attempt_output_from_wire(convert.attempt_output_to_wire(output, 4)) == output
+
+
+def test_marks_survive_the_wire_and_what_was_not_reached_is_none():
+    source = PromptMarks(0.25, 0.5, 0.0, 1.0)
+    for marks in (AttemptMarks(), AttemptMarks(fetched_s=0.0, ended_s=2.5, source=source)):
+        sent = AttemptOutput((), marks=marks)
+        data = convert.attempt_output_to_wire(sent, 7).SerializeToString()
+        assert convert.attempt_output_from_wire(worker.AttemptOutput.FromString(data)) == sent
 
 
 def test_kv_events_keep_their_order():
