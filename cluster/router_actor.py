@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from router.api.smg_server import SmgDoor
     from router.cluster_control import ClusterControl
     from router.router import Router
+    from router.span_export import RequestExport
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class RouterActor:
         self._router: Router | None = None
         self._doors: list[FrontDoor | HttpFrontDoor | SmgDoor] = []
         self._security: Security | None = None
+        self._export: RequestExport | None = None
 
     async def start(self) -> StartOutcome:
         """Load the tokenizer and open the front doors."""
@@ -65,6 +67,7 @@ class RouterActor:
         from router.api.security import Security
         from router.api.smg_server import serve_smg
         from router.router import Router
+        from router.span_export import open_export
 
         try:
             self._security = Security(self._config.router.security)
@@ -73,6 +76,9 @@ class RouterActor:
             clock = MonotonicClock()
             self._router = Router(self._config, directory, clock, random.Random())
             await self._router.start()
+            self._export = open_export(self._config.tracing, self._config.model.served_name)
+            if self._export is not None:
+                self._router.log.on_end.append(self._export.note)
             metrics, host = RequestMetrics(self._router, clock), self._spec.host
             settings = DoorSettings(self._router, metrics, self._security, self._control)
             door, port = await serve(settings, (host, self._spec.port))
@@ -118,6 +124,8 @@ class RouterActor:
         # The last of these first, each of them even if another one fails.
         async with contextlib.AsyncExitStack() as steps:
             steps.callback(self._stopped.set)
+            if self._export is not None:
+                steps.push_async_callback(asyncio.to_thread, self._export.close)
             if self._router is not None:
                 steps.push_async_callback(self._router.stop)
             if self._security is not None:

@@ -86,7 +86,7 @@ class AttemptRunner:
         attempt failed.
         """
         # Clients choose and reuse their ids; what workers and handoffs are told apart by is ours.
-        work_id = new_request_id()
+        work_id = record.work_id = new_request_id()
         progress = AnswerProgress(request, control)
         for number in itertools.count(1):
             route = await self._next_route(request, control, progress)

@@ -102,6 +102,8 @@ class RequestRecord:
     max_tokens: int
     arrived_at: float
     arrived_unix_s: float
+    work_id: RequestId | None = None
+    """By which workers and their logs know it: clients choose and reuse theirs."""
     prompt_tokens: int = 0
     """0 until it is tokenized."""
     prepared_at: float | None = None

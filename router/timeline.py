@@ -92,6 +92,8 @@ def _of_request(record: RequestRecord) -> Attributes:
         "kvferry.request.attempts": len(record.attempts) + record.attempts_left_out,
         "kvferry.request.failed_attempts": record.failures,
     }
+    if record.work_id is not None:
+        told["kvferry.work.id"] = record.work_id
     if record.model:
         told["gen_ai.request.model"] = record.model
     if record.prompt_tokens:

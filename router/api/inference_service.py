@@ -12,7 +12,12 @@ from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
 from router.api.messages import chunk_to_wire, request_from_wire
 from router.api.security import account_of
-from router.api.security_guard import calling_tenant, ends_requests_of, named_tenant
+from router.api.security_guard import (
+    calling_span,
+    calling_tenant,
+    ends_requests_of,
+    named_tenant,
+)
 
 if TYPE_CHECKING:
     from router.api.request_metrics import RequestMetrics
@@ -58,6 +63,7 @@ class InferenceService:
                 seed=self._router.draw_seed(),
                 timeout_s=context.time_remaining(),
                 tenant=account_of(calling_tenant(), named_tenant(context), message.tenant),
+                trace=calling_span(context),
             )
             async with bounded_answer(self._answers, request) as chunks:
                 async for chunk in chunks:

@@ -21,6 +21,7 @@ from router.request import (
 if TYPE_CHECKING:
     from kvferry.audit_report import AuditReport
     from kvferry.ids import WorkerId
+    from kvferry.trace_context import TraceContext
     from router.fleet import WorkerSummary
     from router.request import Finish, PromptInput, ResponseChunk, Usage
 
@@ -32,9 +33,14 @@ _SERVICE_CLASSES = {
 
 
 def request_from_wire(
-    message: inference_pb2.GenerateRequest, *, seed: int, timeout_s: float | None, tenant: str
+    message: inference_pb2.GenerateRequest,
+    *,
+    seed: int,
+    timeout_s: float | None,
+    tenant: str,
+    trace: TraceContext | None = None,
 ) -> ClientRequest:
-    """`seed` is used where the client set none; `tenant` pays.
+    """`seed` is used where the client set none; `tenant` pays; `trace` is the client's span.
 
     Raises `InvalidInput` for an id beyond int32, and for a kind of sharing or a class of service
     that we do not know.
@@ -50,6 +56,7 @@ def request_from_wire(
         service_class=_service_class_from_wire(message.service_class),
         tenant=tenant,
         timeout_s=timeout_s,
+        trace=trace,
     )
 
 

@@ -31,6 +31,7 @@ from router.request import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvferry.trace_context import TraceContext
     from router.api.openai_body import ChatBody, CompletionBody, GenerationBody, Message, ToolBody
     from router.request import PromptInput
 
@@ -95,6 +96,8 @@ class Caller:
     timeout_s: float | None
     seed: int
     """Used where the body has none."""
+    trace: TraceContext | None = None
+    """Its span, if it named one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ def _question(
             service_class=_SERVICE_CLASSES[body.service_tier],
             tenant=caller.tenant,
             timeout_s=caller.timeout_s,
+            trace=caller.trace,
         )
         for number, prompt in enumerate(prompts)
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from aiohttp import web
 
 from kvferry.errors import DeadlineExceeded, InvalidInput
+from kvferry.trace_context import TRACEPARENT, TRACESTATE, parse_traceparent
 from router.api.answer_streams import PromptFailed, answer_streams
 from router.api.http_errors import HttpRefusal, error_body
 from router.api.http_failures import CallFailed, server_fault
@@ -116,6 +117,10 @@ class OpenAiService:
             tenant=self._tenant(request),
             timeout_s=_timeout_s(_header(request, TIMEOUT_HEADER)),
             seed=self._router.draw_seed(),
+            # What is no valid header begins a trace, as the standard asks, and refuses nothing.
+            trace=parse_traceparent(
+                request.headers.get(TRACEPARENT, ""), request.headers.get(TRACESTATE, "")
+            ),
         )
 
     def _tenant(self, request: web.Request) -> str:

@@ -12,12 +12,14 @@ from grpc_health.v1 import health
 from kvferry.errors import Forbidden, KvferryError
 from kvferry.router_config import ADMIN_TENANT
 from kvferry.rpc_errors import abort
+from kvferry.trace_context import TRACEPARENT, TRACESTATE, parse_traceparent
 from router.api.admin_service import ADMIN_SERVICE
 from router.api.security import TENANT_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from kvferry.trace_context import TraceContext
     from router.api.security import Security
 
 _OPEN_SERVICES = frozenset({health.SERVICE_NAME})
@@ -33,7 +35,17 @@ def calling_tenant() -> str:
 
 def named_tenant(context: Any) -> str:
     """Whom the metadata of a call name as its tenant; "" if nobody."""
-    named = (value for key, value in context.invocation_metadata() if key == TENANT_HEADER)
+    return _metadata_value(context, TENANT_HEADER)
+
+
+def calling_span(context: Any) -> TraceContext | None:
+    """Of the trace that a call belongs to; None if its metadata name none."""
+    header = _metadata_value(context, TRACEPARENT)
+    return parse_traceparent(header, _metadata_value(context, TRACESTATE)) if header else None
+
+
+def _metadata_value(context: Any, name: str) -> str:
+    named = (value for key, value in context.invocation_metadata() if key == name)
     value = next(named, "")
     return value if isinstance(value, str) else ""
 

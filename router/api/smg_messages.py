@@ -18,6 +18,7 @@ from router.request import ClientRequest, TextInput, TokenInput
 if TYPE_CHECKING:
     from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+    from kvferry.trace_context import TraceContext
     from router.request import PromptInput
 
 _UNSERVED = (
@@ -44,8 +45,10 @@ def request_from_smg(
     context_length: int,
     timeout_s: float | None,
     tenant: str,
+    trace: TraceContext | None = None,
 ) -> ClientRequest:
-    """`seed` is used where the gateway set none, `context_length` where it bounds no answer.
+    """`seed` is used where the gateway set none, `context_length` where it bounds no answer,
+    `trace` is the caller's span.
 
     Raises `InvalidInput` for what this cluster does not serve.
     """
@@ -62,6 +65,7 @@ def request_from_smg(
         sampling=_sampling_from_smg(message.sampling_params, seed, context_length),
         tenant=tenant,
         timeout_s=timeout_s,
+        trace=trace,
     )
 
 

@@ -18,7 +18,12 @@ from kvferry.rpc_errors import status_of_errors
 from router.api.bounded_answer import bounded_answer
 from router.api.message_parsing import parse_message
 from router.api.security import account_of
-from router.api.security_guard import calling_tenant, ends_requests_of, named_tenant
+from router.api.security_guard import (
+    calling_span,
+    calling_tenant,
+    ends_requests_of,
+    named_tenant,
+)
 from router.api.smg_answer import SmgAnswer
 from router.api.smg_cluster import engine_load, model_info, scheduler_load, server_info
 from router.api.smg_messages import in_words_of_smg, request_from_smg
@@ -90,6 +95,7 @@ class SmgService:
             context_length=self._router.card.context_length,
             timeout_s=context.time_remaining(),
             tenant=account_of(calling_tenant(), named_tenant(context)),
+            trace=calling_span(context),
         )
         answer = SmgAnswer(
             is_streamed=message.stream, stop_token_ids=request.sampling.stop_token_ids

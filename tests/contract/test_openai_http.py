@@ -365,3 +365,18 @@ def test_options_of_the_chat_template(directory: Path) -> None:
         assert len(worker.requests) == 5
 
     run(directory, test, worker)
+
+
+def test_a_trace_goes_on_and_a_header_that_is_none_refuses_nothing(directory: Path) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+
+    async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
+        for header in (f"00-{trace_id}-b7ad6b7169203331-00", "no trace"):
+            await client.chat.completions.create(
+                model=SERVED, messages=HI, extra_headers={"traceparent": header}
+            )
+        other, known = bench.router.log.recent(2)
+        assert (known.trace.trace_id, known.trace.is_sampled) == (trace_id, False)
+        assert (known.parent.span_id, other.parent) == ("b7ad6b7169203331", None)
+
+    run(directory, test, says("hello"))

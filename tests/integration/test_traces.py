@@ -11,6 +11,9 @@ from cluster.client import Client
 from kvferry.config import SchedulerConfig
 from kvferry.membership import Role
 from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.tracing_config import TracingConfig
+from router.span_export import open_export
+from tests.support.collector import running_collector
 from tests.support.cutting_client import Cuts
 from tests.support.digest_cluster import digest_cluster, digest_config
 
@@ -30,7 +33,9 @@ class Arena:
         self.cluster = cluster
         self.cuts = cuts
 
-    def ask(self, name: str, *cuts: int, **sampling: object) -> inference.RequestTrace:
+    def ask(
+        self, name: str, *cuts: int, traceparent: str = "", **sampling: object
+    ) -> inference.RequestTrace:
         """Ask for an answer of 8 tokens; what is remembered of it then."""
         self.cuts.after.extend(cuts)
         params = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.0}
@@ -39,7 +44,8 @@ class Arena:
             token_ids=inference.TokenIds(ids=PROMPT),
             sampling=inference.SamplingParams(**params | sampling),
         )
-        list(self.cluster.stub.Generate(request, timeout=60))
+        metadata = [("traceparent", traceparent)] if traceparent else []
+        list(self.cluster.stub.Generate(request, timeout=60, metadata=metadata))
         with Client(self.cluster.address) as client:
             (trace,) = client.traces(name, 1).requests
         return trace
@@ -129,3 +135,25 @@ def test_an_unknown_request_and_a_senseless_count_are_refused(arena: Arena) -> N
             arena.cluster.admin.Traces(message, timeout=20)
         assert refused.value.code() is code
         assert word in refused.value.details()
+
+
+def test_a_collector_gets_both_attempts_of_the_clients_trace(arena: Arena) -> None:
+    trace_id, client = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    with running_collector() as collector:
+        export = open_export(TracingConfig(otlp_endpoint=collector.endpoint), "a-model")
+        arena.cluster.router.log.on_end.append(export.note)
+        trace = arena.ask("sent", 3, traceparent=f"00-{trace_id}-{client}-01")
+        arena.ask("not sent", traceparent=f"00-{trace_id[::-1]}-{client}-00")
+        arena.cluster.router.log.on_end.remove(export.note)
+        export.close()
+    assert trace.trace_id == trace_id
+    assert {each.span.trace_id.hex() for each in collector.spans} == {trace_id}
+    root = next(each for each in collector.spans if each.service == "kvferry-router")
+    assert root.span.parent_span_id.hex() == client
+    attempts = [each for each in collector.spans if each.span.name.startswith("attempt")]
+    assert [each.span.name for each in attempts] == ["attempt 1", "attempt 2"]
+    assert [each.attributes.get("error.type") for each in attempts] == ["unavailable", None]
+    instances = {each.instance for each in collector.spans}
+    assert instances == {"router", "prefill-0", "decode-1", "decode-2"}
+    names = [each.span.name for each in collector.spans]
+    assert names.count("transfer") == names.count("handoff") == 2
