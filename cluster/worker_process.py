@@ -33,6 +33,7 @@ from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
 from engine.speculation import drafts_of
 from engine.step_loop import StepLoop
+from engine.tree_viewer import TreeViewer
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kv_transfer.trace import HandoffTrace
@@ -182,7 +183,8 @@ class WorkerProcess:
         self._compiler = compiler
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
-        return step_loop, driver, [driver, intake, feed, auditor, garbage]
+        viewer = TreeViewer(kv_cache.tree, clock)
+        return step_loop, driver, [driver, intake, feed, auditor, viewer, garbage]
 
     def _load(self, directory: Path, kv_cache: KVCache) -> StepRunner:
         model, running_max = self._config.model, self._config.scheduler.running_max

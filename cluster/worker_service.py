@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from decode_worker.attempt_exchange import AttemptExchange
 from engine.auditor import RunAudit
 from engine.kv_event_feed import Subscribe, Unsubscribe, blocks_in
+from engine.tree_viewer import ShowTree
+from kv_transfer.events import ShowHandoffs
 from kvferry.convert import (
     accounts_to_wire,
     audit_report_to_wire,
@@ -16,8 +18,17 @@ from kvferry.convert import (
     kv_batch_to_wire,
     load_to_wire,
 )
-from kvferry.errors import DeadlineExceeded, WorkerUnavailable
-from kvferry.limits import AUDIT_TIMEOUT_S, WRITER_CHECK_INTERVAL_S
+from kvferry.convert_views import handoffs_to_wire, tree_query_from_wire, tree_view_to_wire
+from kvferry.errors import DeadlineExceeded, InvalidInput, WorkerUnavailable
+from kvferry.limits import (
+    AUDIT_TIMEOUT_S,
+    CONSOLE_TREE_DEPTH_MAX,
+    CONSOLE_TREE_NODES_MAX,
+    CONSOLE_TREE_TOKENS_MAX,
+    TREE_PATH_NODES_MAX,
+    VIEW_TIMEOUT_S,
+    WRITER_CHECK_INTERVAL_S,
+)
 from kvferry.rpc.v1 import worker_pb2 as worker
 from kvferry.rpc.v1 import worker_pb2_grpc
 from kvferry.rpc_errors import status_of_errors
@@ -29,8 +40,12 @@ if TYPE_CHECKING:
 
     from engine.step_loop import StepLoop
     from kvferry.audit_report import AuditReport
+    from kvferry.handoff_view import HandoffView
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
+    from kvferry.tree_view import TreeQuery, TreeView
+
+_Answer = TypeVar("_Answer")
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -86,36 +101,74 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> worker.WorkerAuditResponse:
         """Have the engine thread run every ledger check before its next step."""
         async with status_of_errors(context):
-            report = await self._run_audit()
+            report: AuditReport = await self._from_engine(RunAudit, "audit", AUDIT_TIMEOUT_S)
         return worker.WorkerAuditResponse(
             incarnation=self._info.incarnation, report=audit_report_to_wire(report)
         )
 
-    async def _run_audit(self) -> AuditReport:
+    async def Tree(
+        self, request: worker.WorkerTreeRequest, context: grpc.aio.ServicerContext
+    ) -> worker.WorkerTreeResponse:
+        """Have the engine thread show a part of its index before its next step."""
+        async with status_of_errors(context):
+            query = _bounded(tree_query_from_wire(request))
+            view: TreeView = await self._from_engine(
+                lambda deliver: ShowTree(query, deliver), "view of its index", VIEW_TIMEOUT_S
+            )
+        return tree_view_to_wire(view, self._info.incarnation)
+
+    async def Handoffs(
+        self, request: worker.WorkerHandoffsRequest, context: grpc.aio.ServicerContext
+    ) -> worker.WorkerHandoffsResponse:
+        """Have the engine thread show its handoffs before its next step."""
+        async with status_of_errors(context):
+            views: tuple[HandoffView, ...] = await self._from_engine(
+                ShowHandoffs, "view of its handoffs", VIEW_TIMEOUT_S
+            )
+        return handoffs_to_wire(views, self._info.incarnation)
+
+    async def _from_engine(
+        self, ask: Callable[[Callable[[_Answer], None]], object], what: str, timeout_s: float
+    ) -> _Answer:
+        """What the engine thread delivers to the event that `ask` makes."""
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[AuditReport] = loop.create_future()
-        self._step_loop.post(RunAudit(lambda report: _answer(loop, answer, report)))
-        deadline = loop.time() + AUDIT_TIMEOUT_S
+        answer: asyncio.Future[_Answer] = loop.create_future()
+        self._step_loop.post(ask(lambda value: _deliver(loop, answer, value)))
+        deadline = loop.time() + timeout_s
         while loop.time() < deadline:
             if not self._step_loop.is_alive():
                 raise WorkerUnavailable("the engine has stopped")
             done, _ = await asyncio.wait({answer}, timeout=WRITER_CHECK_INTERVAL_S)
             if done:
                 return answer.result()
-        raise DeadlineExceeded(f"the engine did not come to the audit within {AUDIT_TIMEOUT_S:g} s")
+        raise DeadlineExceeded(f"the engine did not come to the {what} within {timeout_s:g} s")
 
 
-def _answer(
-    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[AuditReport], report: AuditReport
+def _bounded(query: TreeQuery) -> TreeQuery:
+    """Whoever asks, the engine's time is bounded here. Raises `InvalidInput`."""
+    bounds = (
+        ("nodes_max", query.nodes_max, 1, CONSOLE_TREE_NODES_MAX),
+        ("depth_max", query.depth_max, 1, CONSOLE_TREE_DEPTH_MAX),
+        ("tokens_max", query.tokens_max, 0, CONSOLE_TREE_TOKENS_MAX),
+        ("path", len(query.path), 0, TREE_PATH_NODES_MAX),
+    )
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            raise InvalidInput(name, f"is {value}; must be {low} to {high}")
+    return query
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[_Answer], value: _Answer
 ) -> None:
-    """Hand a report from the engine thread to the event loop; a caller that left is no error."""
+    """Hand something from the engine thread to the event loop; a caller that left is no error."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(_set_result, answer, report)
+        loop.call_soon_threadsafe(_set_result, answer, value)
 
 
-def _set_result(answer: asyncio.Future[AuditReport], report: AuditReport) -> None:
+def _set_result(answer: asyncio.Future[_Answer], value: _Answer) -> None:
     if not answer.done():
-        answer.set_result(report)
+        answer.set_result(value)
 
 
 class _Subscription:

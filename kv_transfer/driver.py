@@ -29,6 +29,7 @@ from kv_transfer.events import (
     PayloadSent,
     SessionLost,
     SessionOpened,
+    ShowHandoffs,
 )
 from kv_transfer.links.choice import build_factories, host_fingerprint
 from kv_transfer.protocol.deadlines import build_deadlines
@@ -54,6 +55,7 @@ from kv_transfer.sink_side import SinkSide
 from kv_transfer.source_side import SourceSide
 from kvferry.errors import ConfigError
 from kvferry.generation import PrefillSource
+from kvferry.limits import HANDOFFS_SHOWN_MAX
 
 if TYPE_CHECKING:
     import asyncio
@@ -133,6 +135,7 @@ class HandoffDriver:
             PayloadSent: self._source.payload_sent,
             ChunkTaken: self._sink.chunk_taken,
             LinkFailed: self._on_link_failed,
+            ShowHandoffs: self._on_show_handoffs,
         }
 
     def set_hosts(
@@ -296,6 +299,11 @@ class HandoffDriver:
     def _on_link_failed(self, event: LinkFailed) -> None:
         side = self._source if event.session.is_source else self._sink
         side.link_failed(event.session, event.generation, event.reason)
+
+    def _on_show_handoffs(self, event: ShowHandoffs) -> None:
+        views = [*self._source.views(), *self._sink.views()]
+        views.sort(key=lambda view: -view.age_s)
+        event.deliver(tuple(views[:HANDOFFS_SHOWN_MAX]))
 
     def _on_message(self, event: MessageCame) -> None:
         """A source hears only what sinks say, and a sink what sources say."""

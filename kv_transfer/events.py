@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kv_transfer.incoming import TakenChunk
     from kv_transfer.protocol.messages import Hello, SessionMessage
     from kv_transfer.session import Session
+    from kvferry.handoff_view import HandoffView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,3 +73,11 @@ class LinkFailed:
     session: Session
     generation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowHandoffs:
+    """Somebody looks. `deliver` is called on the engine thread, once, unless the engine ends
+    before it comes to this; it must not block."""
+
+    deliver: Callable[[tuple[HandoffView, ...]], None]

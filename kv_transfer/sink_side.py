@@ -9,6 +9,8 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kv_transfer.fetch_failure import fetch_failure
+from kv_transfer.handoff_views import sink_view
 from kv_transfer.incoming import ChunkFate, IncomingLane, IncomingStream
 from kv_transfer.protocol.coverage import Coverage
 from kv_transfer.protocol.effects import (
@@ -19,7 +21,7 @@ from kv_transfer.protocol.effects import (
     Reserve,
     Send,
 )
-from kv_transfer.protocol.errors import BadMessage, IllegalEvent, PromptRefused
+from kv_transfer.protocol.errors import BadMessage, IllegalEvent
 from kv_transfer.protocol.link import LinkCore
 from kv_transfer.protocol.messages import (
     Abort,
@@ -42,7 +44,7 @@ from kv_transfer.protocol.states import (
 )
 from kv_transfer.protocol.tombstones import Tombstones
 from kv_transfer.transfer_rate import TransferRate
-from kvferry.errors import DuplicateRequest, ErrorKind, HandoffFailed, KvferryError, Overloaded
+from kvferry.errors import DuplicateRequest, KvferryError
 from kvferry.generation import AttemptUsage
 
 if TYPE_CHECKING:
@@ -56,14 +58,12 @@ if TYPE_CHECKING:
     from kv_transfer.session_hub import SessionHub
     from kvferry.cache_key import CacheUse
     from kvferry.generation import OutputToken, PrefillSource
+    from kvferry.handoff_view import HandoffView
     from kvferry.ids import Incarnation, TokenIds
     from kvferry.sampling import SamplingParams
     from mem_cache.request_kv import RequestKV
 
 _Address = tuple[str, "Incarnation"]
-
-_RETRY_AFTER_S = 1.0
-"""Hint to clients when the source's queue is full; it does not say how long that will last."""
 
 
 class SourcePeer:
@@ -86,6 +86,7 @@ class SourcePeer:
 class _Incoming:
     core: SinkCore
     peer: SourcePeer
+    began_at_s: float
     kv: RequestKV | None = None
     stream: IncomingStream | None = None
     """From the reservation to the end, while payloads may be written to its slots."""
@@ -108,6 +109,15 @@ class SinkSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
+
+    def views(self) -> list[HandoffView]:
+        """Of those that have not ended, oldest first, for people."""
+        now = self._now()
+        token_bytes = self._endpoint.kv_cache.layout.bytes_per_token * len(self._endpoint.pools)
+        return [
+            sink_view(each.core, now - each.began_at_s, each.moved_bytes, token_bytes)
+            for each in self._handoffs.values()
+        ]
 
     # --- the host ---
 
@@ -135,7 +145,7 @@ class SinkSide:
             deadlines=self._endpoint.deadlines,
             now_s=self._now(),
         )
-        handoff = self._handoffs[key] = _Incoming(core, peer)
+        handoff = self._handoffs[key] = _Incoming(core, peer, self._now())
         self._endpoint.counters["sink_started"] += 1
         peer.session.send(
             Prefill(key, prompt, sampling, cache_use, layout_hash, held_only, goes_first)
@@ -390,7 +400,7 @@ class SinkSide:
             case NotifyAdopted():
                 host.adopted(key, self._usage(handoff))
             case NotifyFailed(reason, kind):
-                host.failed(key, _failure(reason, kind))
+                host.failed(key, fetch_failure(reason, kind))
             case _:
                 raise AssertionError(f"{effect} at a sink")
 
@@ -454,7 +464,7 @@ class SinkSide:
             prefill_hit_tokens=core.hit_tokens,
             host_hit_tokens=core.host_hit_tokens,
             decode_hit_tokens=core.resume_at,
-            moved_tokens=core.prompt_tokens - core.resume_at,
+            moved_tokens=core.moving_tokens,
             moved_bytes=handoff.moved_bytes,
             handoff_ms=0.0 if waited_from is None else 1000 * (self._now() - waited_from),
             source_marks=core.source_marks,
@@ -486,15 +496,3 @@ class SinkSide:
 
     def _now(self) -> float:
         return self._endpoint.clock.now()
-
-
-def _failure(reason: str, kind: ErrorKind | None) -> KvferryError:
-    """What the host hears: by default that another try may succeed."""
-    match kind:
-        case ErrorKind.OVERLOADED:
-            # The source's text ends with a hint of its own.
-            return Overloaded(reason.partition("; retry after ")[0], _RETRY_AFTER_S)
-        case ErrorKind.INVALID_INPUT:
-            return PromptRefused(reason)
-        case _:
-            return HandoffFailed(reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kv_transfer.handoff_views import source_view
 from kv_transfer.links.choice import choose_transport
 from kv_transfer.outgoing_link import OutgoingLink
 from kv_transfer.prompt_times import PromptTimes
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from kv_transfer.protocol.region import Region
     from kv_transfer.session import Session
     from kvferry.generation import OutputToken
+    from kvferry.handoff_view import HandoffView
     from mem_cache.request_kv import RequestKV
 
 
@@ -90,6 +92,11 @@ class SourceSide:
 
     def __len__(self) -> int:
         return len(self._handoffs)
+
+    def views(self) -> list[HandoffView]:
+        """Of those that have not ended, oldest first, for people."""
+        now = self._now()
+        return [source_view(each.core, now - each.times.asked_at) for each in self._handoffs.values()]
 
     # --- the host ---
 

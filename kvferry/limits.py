@@ -125,6 +125,46 @@ DRAFT_TOKENS_MAX = 8
 """Tokens guessed per sequence and step: of nine in ten right guesses, 43 % are right to the eighth
 in a row."""
 
+# --- the console ----------------------------------------------------------------------------
+
+CONSOLE_WORKERS_MAX = 256
+"""Workers that one answer shows: some 150 KB of JSON. More would not fit a screen."""
+
+CONSOLE_TREE_NODES_MAX = 1000
+"""Of one view of an index: 100 bytes each on the wire, 200 as JSON, and as much as can be drawn."""
+
+CONSOLE_TREE_DEPTH_MAX = 256
+
+CONSOLE_TREE_TOKENS_MAX = 64
+"""Shown of one edge: about two lines of text."""
+
+TREE_NODES_LOOKED_AT_MAX = 20_000
+"""For one view, out of however many there are: some 10 ms between two steps of the engine."""
+
+TREE_PATH_NODES_MAX = 4096
+"""Edges to the node where a view begins: a conversation of so many turns."""
+
+HANDOFFS_SHOWN_MAX = 1000
+"""Of one worker, oldest first: more than its rows by default."""
+
+VIEW_TIMEOUT_S = 5.0
+"""How long a worker may take to come to a view: a step, and the view itself."""
+
+VIEW_CALL_GRACE_S = 1.0
+"""More than that for the hop to the worker, so that its own answer comes first."""
+
+CONSOLE_TREE_INTERVAL_S = 0.25
+"""Between two views of one worker's index, whoever asks: at most some 4 % of its engine's time."""
+
+CONSOLE_TREE_WAITING_MAX = 4
+"""Who may wait for a view of one worker; further ones are told to come again."""
+
+CONSOLE_HANDOFF_WORKERS_MAX = 64
+"""Workers asked at a time for their handoffs, those with most of them."""
+
+CONSOLE_ANSWER_KEPT_S = 0.5
+"""For so long an answer is given to everybody who asks the same: ten pages cost what one does."""
+
 # --- deadlines, in seconds ------------------------------------------------------------------
 
 SESSION_CONNECT_TIMEOUT_S = 5.0

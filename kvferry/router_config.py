@@ -39,6 +39,14 @@ class HttpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleConfig:
+    """The web console, at the port of the HTTP API."""
+
+    enabled: bool = True
+    """Serve it, below /console/."""
+
+
+@dataclass(frozen=True, slots=True)
 class SecurityConfig:
     """Who may call, and how the connection is protected. For gRPC and HTTP alike."""
 
@@ -106,6 +114,7 @@ class RouterConfig:
     port: int = 50051
     """0 takes a free port."""
     http: HttpConfig = field(default_factory=HttpConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     smg: SmgConfig = field(default_factory=SmgConfig)
     policy: PolicyName = PolicyName.PRICED_TIME

@@ -232,6 +232,12 @@ class Fleet:
         """The connection to a worker of the last `view`."""
         return self._members[worker_id].client
 
+    def info(self, worker_id: WorkerId) -> WorkerInfo:
+        """One of the workers. Raises `UnknownWorker`."""
+        if worker_id not in self._members:
+            raise UnknownWorker(worker_id, self._members)
+        return self._members[worker_id].info
+
     def kv_slots_max(self) -> int | None:
         """Slots of the largest worker that decodes and can be reached; None if unknown."""
         usable = self._usable()

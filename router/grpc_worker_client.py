@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from kvferry import convert
+from kvferry import convert, convert_views
 from kvferry.errors import WorkerUnavailable
 from kvferry.limits import WORKER_MESSAGE_BYTES_MAX
 from kvferry.rpc.v1 import worker_pb2
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from kvferry.audit_report import AuditReport
     from kvferry.errors import KvferryError
     from kvferry.generation import AttemptRequest
+    from kvferry.handoff_view import HandoffView
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
+    from kvferry.tree_view import TreeQuery, TreeView
     from router.worker_client import AttemptStream
 
 _CHANNEL_OPTIONS = (
@@ -64,6 +66,14 @@ class GrpcWorkerClient:
         self._audit = self._unary(
             f"/{service}/Audit", worker_pb2.WorkerAuditRequest, worker_pb2.WorkerAuditResponse
         )
+        self._tree = self._unary(
+            f"/{service}/Tree", worker_pb2.WorkerTreeRequest, worker_pb2.WorkerTreeResponse
+        )
+        self._handoffs = self._unary(
+            f"/{service}/Handoffs",
+            worker_pb2.WorkerHandoffsRequest,
+            worker_pb2.WorkerHandoffsResponse,
+        )
         self._exchange: AttemptExchange | None = None
 
     def generate(self, request: AttemptRequest, timeout_s: float) -> AttemptStream:
@@ -103,6 +113,21 @@ class GrpcWorkerClient:
             message = await self._audit(worker_pb2.WorkerAuditRequest(), timeout=timeout_s)
         self._check_incarnation(message.incarnation)
         return convert.audit_report_from_wire(message.report)
+
+    async def tree(self, query: TreeQuery, timeout_s: float) -> TreeView:
+        """Raises `WorkerUnavailable` when another incarnation answers at this address."""
+        request = convert_views.tree_query_to_wire(query)
+        with errors_of(self._info):
+            message = await self._tree(request, timeout=timeout_s)
+        self._check_incarnation(message.incarnation)
+        return convert_views.tree_view_from_wire(message)
+
+    async def handoffs(self, timeout_s: float) -> tuple[HandoffView, ...]:
+        """Raises `WorkerUnavailable` when another incarnation answers at this address."""
+        with errors_of(self._info):
+            message = await self._handoffs(worker_pb2.WorkerHandoffsRequest(), timeout=timeout_s)
+        self._check_incarnation(message.incarnation)
+        return convert_views.handoffs_from_wire(message)
 
     def abort_streams(self, error: KvferryError) -> None:
         """End every attempt of this client, and the stream they came on."""

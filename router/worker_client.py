@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from kvferry.audit_report import AuditReport
     from kvferry.errors import KvferryError
     from kvferry.generation import AttemptOutput, AttemptRequest
+    from kvferry.handoff_view import HandoffView
     from kvferry.ids import Incarnation
     from kvferry.kv_events import KvEventBatch
+    from kvferry.tree_view import TreeQuery, TreeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,14 @@ class WorkerClient(Protocol):
 
     async def audit(self, timeout_s: float) -> AuditReport:
         """Run every ledger check."""
+        ...
+
+    async def tree(self, query: TreeQuery, timeout_s: float) -> TreeView:
+        """Look at a part of its index of KV."""
+        ...
+
+    async def handoffs(self, timeout_s: float) -> tuple[HandoffView, ...]:
+        """Its handoffs that are not closed, oldest first."""
         ...
 
     def abort_streams(self, error: KvferryError) -> None:

@@ -81,6 +81,11 @@ class SinkCore:
         self._deadline_at = now_s + self._deadlines[SinkState.REQUESTED].timeout_s
         self._busy_until: float | None = None
 
+    @property
+    def moving_tokens(self) -> int:
+        """Tokens of the prompt that the source has to send; known once there is room."""
+        return self.prompt_tokens - self.resume_at
+
     # --- what the host says ---
 
     def reserved(self, resume_at: int, stream: int, remaining: int, now_s: float) -> Effects:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvferry.clock import MonotonicClock
+
 if TYPE_CHECKING:
+    from kvferry.clock import Clock
     from router.api.request_metrics import RequestMetrics
     from router.api.security import Security
     from router.cluster_control import ClusterControl
@@ -23,3 +26,4 @@ class DoorSettings:
     """None: anybody may call, in the clear, for whichever tenant they name."""
     control: ClusterControl | None = None
     """Carries out what operators order. None: nobody can be added or removed."""
+    clock: Clock = field(default_factory=MonotonicClock)

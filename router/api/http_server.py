@@ -17,6 +17,7 @@ from router.api.http_failures import answer_failures
 from router.api.index_metrics import IndexMetrics
 from router.api.open_api import describe_api
 from router.api.openai_service import OpenAiService
+from router.console.service import ConsoleService
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -85,6 +86,8 @@ async def serve_http(settings: DoorSettings, address: tuple[str, int]) -> tuple[
     )
     OpenAiService(router, metrics, security).add_routes(app.router)
     _Probes(router, metrics).add_routes(app.router)
+    if router.config.router.console.enabled:
+        ConsoleService(settings).add_routes(app.router)
     # A client that goes away cancels its handler.
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_S)
     await runner.setup()

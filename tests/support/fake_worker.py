@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from kvferry import convert
+from kvferry import convert, convert_views
 from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
 from kvferry.audit_report import AuditReport
 from kvferry.error_wire import attempt_error_to_wire
@@ -27,13 +27,16 @@ from kvferry.ids import AttemptId, Incarnation, WorkerId, new_incarnation
 from kvferry.kv_events import KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from kvferry.rpc.v1 import worker_pb2, worker_pb2_grpc
+from kvferry.tree_view import TreeView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvferry.errors import KvferryError
     from kvferry.generation import AttemptRequest
+    from kvferry.handoff_view import HandoffView
     from kvferry.kv_events import KvEvent
+    from kvferry.tree_view import TreeQuery
 
 
 @dataclass(slots=True)
@@ -87,6 +90,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """What an audit of it finds."""
     audit_fails: bool = False
     counters: dict[str, int] = field(default_factory=dict)
+    tree: TreeView = field(default_factory=lambda: TreeView((), 0, (), 0, 0, True))
+    tree_queries: list[TreeQuery] = field(default_factory=list)
+    handoffs: tuple[HandoffView, ...] = ()
+    views_fail: bool = False
 
     async def start(self) -> WorkerInfo:
         self._held: tuple[int, ...] = ()
@@ -157,6 +164,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return worker_pb2.WorkerAuditResponse(
             incarnation=self.incarnation, report=convert.audit_report_to_wire(report)
         )
+
+    async def Tree(self, message: Any, context: Any) -> Any:
+        if self.views_fail:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
+        self.tree_queries.append(convert_views.tree_query_from_wire(message))
+        return convert_views.tree_view_to_wire(self.tree, self.incarnation)
+
+    async def Handoffs(self, message: Any, context: Any) -> Any:
+        if self.views_fail:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted")
+        return convert_views.handoffs_to_wire(self.handoffs, self.incarnation)
 
 
 class _Exchange:

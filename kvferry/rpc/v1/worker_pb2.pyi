@@ -279,3 +279,103 @@ class WorkerAuditResponse(_message.Message):
     incarnation: int
     report: _inference_pb2.AuditReport
     def __init__(self, incarnation: _Optional[int] = ..., report: _Optional[_Union[_inference_pb2.AuditReport, _Mapping]] = ...) -> None: ...
+
+class WorkerTreeRequest(_message.Message):
+    __slots__ = ("nodes_max", "depth_max", "tokens_max", "path")
+    NODES_MAX_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_MAX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    nodes_max: int
+    depth_max: int
+    tokens_max: int
+    path: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nodes_max: _Optional[int] = ..., depth_max: _Optional[int] = ..., tokens_max: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerTreeResponse(_message.Message):
+    __slots__ = ("incarnation", "path", "path_tokens", "nodes", "evictable", "protected", "is_whole", "duration_ms")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    path: _containers.RepeatedScalarFieldContainer[int]
+    path_tokens: int
+    nodes: _containers.RepeatedCompositeFieldContainer[TreeNode]
+    evictable: int
+    protected: int
+    is_whole: bool
+    duration_ms: float
+    def __init__(self, incarnation: _Optional[int] = ..., path: _Optional[_Iterable[int]] = ..., path_tokens: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[TreeNode, _Mapping]]] = ..., evictable: _Optional[int] = ..., protected: _Optional[int] = ..., is_whole: bool = ..., duration_ms: _Optional[float] = ...) -> None: ...
+
+class TreeNode(_message.Message):
+    __slots__ = ("node_id", "parent_id", "start", "length", "lock_ref", "hits", "last_access", "children", "on_device", "on_host", "priority", "namespace", "tokens")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LOCK_REF_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACCESS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ON_HOST_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    parent_id: int
+    start: int
+    length: int
+    lock_ref: int
+    hits: int
+    last_access: int
+    children: int
+    on_device: bool
+    on_host: bool
+    priority: int
+    namespace: str
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., start: _Optional[int] = ..., length: _Optional[int] = ..., lock_ref: _Optional[int] = ..., hits: _Optional[int] = ..., last_access: _Optional[int] = ..., children: _Optional[int] = ..., on_device: bool = ..., on_host: bool = ..., priority: _Optional[int] = ..., namespace: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerHandoffsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerHandoffsResponse(_message.Message):
+    __slots__ = ("incarnation", "handoffs")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HANDOFFS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    handoffs: _containers.RepeatedCompositeFieldContainer[HandoffProgress]
+    def __init__(self, incarnation: _Optional[int] = ..., handoffs: _Optional[_Iterable[_Union[HandoffProgress, _Mapping]]] = ...) -> None: ...
+
+class HandoffProgress(_message.Message):
+    __slots__ = ("request_id", "attempt", "source_incarnation", "sink_incarnation", "is_source", "state", "age_s", "prompt_tokens", "computed_tokens", "moved_bytes", "total_bytes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SINK_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    IS_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    source_incarnation: int
+    sink_incarnation: int
+    is_source: bool
+    state: str
+    age_s: float
+    prompt_tokens: int
+    computed_tokens: int
+    moved_bytes: int
+    total_bytes: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., source_incarnation: _Optional[int] = ..., sink_incarnation: _Optional[int] = ..., is_source: bool = ..., state: _Optional[str] = ..., age_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...

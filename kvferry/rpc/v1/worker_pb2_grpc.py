@@ -54,6 +54,16 @@ class WorkerStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.FromString,
                 _registered_method=True)
+        self.Tree = channel.unary_unary(
+                '/kvferry.rpc.v1.Worker/Tree',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeResponse.FromString,
+                _registered_method=True)
+        self.Handoffs = channel.unary_unary(
+                '/kvferry.rpc.v1.Worker/Handoffs',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer(object):
@@ -89,6 +99,20 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tree(self, request, context):
+        """Shows a part of the index of KV to people, as it is between two steps of the engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Handoffs(self, request, context):
+        """Shows the handoffs that are not closed, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +135,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.SerializeToString,
+            ),
+            'Tree': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tree,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeResponse.SerializeToString,
+            ),
+            'Handoffs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Handoffs,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +255,60 @@ class Worker(object):
             '/kvferry.rpc.v1.Worker/Audit',
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tree(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Worker/Tree',
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerTreeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Handoffs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Worker/Handoffs',
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_worker__pb2.WorkerHandoffsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,96 @@
+"""What real workers show of their index and their handoffs, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvferry.config import SchedulerConfig
+from kvferry.errors import InvalidInput
+from kvferry.limits import CONSOLE_TREE_NODES_MAX
+from kvferry.membership import Role
+from kvferry.rpc.v1 import inference_pb2 as inference
+from kvferry.tree_view import TreeQuery
+from router.grpc_worker_client import GrpcWorkerClient
+from tests.support.digest_cluster import digest_cluster, digest_config
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvferry.membership import WorkerInfo
+    from tests.support.in_process_cluster import InProcessCluster
+
+PAGE = 4
+COMMON = list(range(100, 140))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[InProcessCluster]:
+    config = digest_config(PAGE, 2048, scheduler=SchedulerConfig())
+    with digest_cluster(config, (Role.PREFILL, Role.DECODE)) as running:
+        yield running
+
+
+def ask(info: WorkerInfo, call: str, *arguments: Any) -> Any:
+    async def main() -> Any:
+        client = GrpcWorkerClient(info)
+        try:
+            return await getattr(client, call)(*arguments, 20.0)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def test_the_index_of_a_worker(cluster: InProcessCluster) -> None:
+    for tail in ([1, 2, 3, 4], [5, 6, 7, 8]):
+        cluster.generate([*COMMON, *tail, 9], max_tokens=2)
+    view = ask(cluster.infos[0], "tree", TreeQuery(100, 100, 4))
+    (top,) = (node for node in view.nodes if node.parent_id == 0)
+    assert (top.length, top.children, top.tokens) == (len(COMMON), 2, (100, 101, 102, 103))
+    assert {node.tokens for node in view.nodes if node.parent_id == top.node_id} == {
+        (1, 2, 3, 4),
+        (5, 6, 7, 8),
+    }
+    assert view.is_whole
+    below = ask(cluster.infos[0], "tree", TreeQuery(100, 100, 0, (top.node_id,)))
+    assert (below.path_tokens, len(below.nodes)) == (len(COMMON), 2)
+
+
+def test_a_worker_bounds_what_it_is_asked_for(cluster: InProcessCluster) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ask(cluster.infos[0], "tree", TreeQuery(CONSOLE_TREE_NODES_MAX + 1, 1, 0))
+    assert "nodes_max" in str(caught.value)
+
+
+def test_a_handoff_that_waits_for_room_is_shown_by_both_sides(cluster: InProcessCluster) -> None:
+    """One request holds nearly all of the decode worker's slots, so another's has to wait."""
+    first = cluster.stub.Generate(endless(1400, first_token=10_000))
+    next(iter(first))
+    second = cluster.stub.Generate(endless(900, first_token=20_000))
+    source, sink = cluster.infos
+
+    def shown() -> Any:
+        views = (ask(source, "handoffs"), ask(sink, "handoffs"))
+        return views if all(views) else None
+
+    wait_until("both sides show it", shown)
+    ((theirs,), (ours,)) = shown()
+    assert (theirs.is_source, ours.is_source) == (True, False)
+    assert theirs.request_id == ours.request_id
+    assert ours.state == "waiting"
+    assert (theirs.prompt_tokens, theirs.sink_incarnation) == (900, sink.incarnation)
+    assert 0 <= ours.age_s < 60
+    second.cancel()
+    first.cancel()
+    cluster.wait_idle()
+    assert ask(source, "handoffs") == ask(sink, "handoffs") == ()
+
+
+def endless(prompt_tokens: int, first_token: int) -> Any:
+    ids = range(first_token, first_token + prompt_tokens)
+    sampling = inference.SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
+    return inference.GenerateRequest(token_ids=inference.TokenIds(ids=ids), sampling=sampling)
