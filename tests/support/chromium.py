@@ -115,7 +115,9 @@ class Page:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             text = await self.run("document.body.innerText")
-            raise AssertionError(f"{condition} did not become true; the page says:\n{text}") from None
+            raise AssertionError(
+                f"{condition} did not become true; the page says:\n{text}"
+            ) from None
 
     async def press(self, *keys: str) -> None:
         """One after the other, with what each does by default."""
