@@ -111,7 +111,7 @@ class Page:
         """Wait until an expression is true; fails with the page's text if it does not become so."""
         try:
             async with asyncio.timeout(within_s):
-                while not await self.run(f"Boolean({condition})"):
+                while not await self.run(f"Boolean({condition})"):  # noqa: ASYNC110 - a page
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             text = await self.run("document.body.innerText")
@@ -142,10 +142,10 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
-    async def picture(self, file: Path, *, whole: bool = False) -> None:
-        """Write what is seen, or the whole page, as PNG."""
+    async def picture(self, *, whole: bool = False) -> bytes:
+        """What is seen, or the whole page, as PNG."""
         result = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(result["data"]))
+        return base64.b64decode(result["data"])
 
 
 @contextlib.asynccontextmanager
