@@ -96,7 +96,9 @@ class SourceSide:
     def views(self) -> list[HandoffView]:
         """Of those that have not ended, oldest first, for people."""
         now = self._now()
-        return [source_view(each.core, now - each.times.asked_at) for each in self._handoffs.values()]
+        return [
+            source_view(each.core, now - each.times.asked_at) for each in self._handoffs.values()
+        ]
 
     # --- the host ---
 

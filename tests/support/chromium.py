@@ -111,7 +111,7 @@ class Page:
         """Wait until an expression is true; fails with the page's text if it does not become so."""
         try:
             async with asyncio.timeout(within_s):
-                while not await self.run(f"Boolean({condition})"):  # noqa: ASYNC110 - a page
+                while not await self.run(f"Boolean({condition})"):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             text = await self.run("document.body.innerText")
