@@ -12,12 +12,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from kvferry.errors import ConfigError, WorkerUnavailable
 from kvferry.limits import CLIENT_MESSAGE_BYTES_MAX
 from router.api.cluster_metrics import ClusterMetrics
+from router.api.console.service import ConsoleService
 from router.api.http_connections import BoundedSite, connections_max
 from router.api.http_failures import answer_failures
 from router.api.index_metrics import IndexMetrics
 from router.api.open_api import describe_api
 from router.api.openai_service import OpenAiService
-from router.console.service import ConsoleService
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -16,7 +16,7 @@ from kvferry.limits import CONSOLE_TREE_NODES_MAX, CONSOLE_TREE_WAITING_MAX
 from kvferry.membership import Role
 from kvferry.router_config import ConsoleConfig, SecurityConfig
 from kvferry.tree_view import NodeView, TreeQuery, TreeView
-from router.console.page import ConsolePage
+from router.api.console.page import ConsolePage
 from tests.support.fake_worker import FakeWorker
 from tests.support.router_bench import RouterBench, eventually, router_bench
 from tests.support.router_model import byte_tokenizer

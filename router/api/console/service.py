@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kvferry.ids import WorkerId
-from router.console.access import ConsoleAccess
-from router.console.page import GUARDS, ConsolePage
-from router.console.parameters import check_names, tree_query, yes_or_no
-from router.console.snapshot import cluster_out
-from router.console.view_answers import handoffs_out, tree_out
-from router.console.worker_views import WorkerViews
+from router.api.console.access import ConsoleAccess
+from router.api.console.page import GUARDS, ConsolePage
+from router.api.console.parameters import check_names, tree_query, yes_or_no
+from router.api.console.snapshot import cluster_out
+from router.api.console.view_answers import handoffs_out, tree_out
+from router.api.console.worker_views import WorkerViews
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from kvferry.accounts import HostAccounts, KvAccounts, WorkerLoad
     from router.admission_snapshot import AdmissionSnapshot
-    from router.console.shapes import (
+    from router.api.console.shapes import (
         AccountsOut,
         AdmissionOut,
         ClusterOut,

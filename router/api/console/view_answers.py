@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from kvferry.handoff_view import HandoffView
     from kvferry.ids import Incarnation, WorkerId
     from kvferry.tree_view import NodeView, TreeView
-    from router.console.shapes import HandoffOut, HandoffsOut, NodeOut, TreeOut
-    from router.console.worker_views import FleetHandoffs
+    from router.api.console.shapes import HandoffOut, HandoffsOut, NodeOut, TreeOut
+    from router.api.console.worker_views import FleetHandoffs
 
 _Key = tuple[str, int, "Incarnation", "Incarnation"]
 
