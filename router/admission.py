@@ -12,16 +12,16 @@ of arrival. So workers are given what keeps them busy and no more:
     KV        what their slots hold, by the same promise that workers admit by;
     prompts   the next one when some worker has less to compute before it than it does in a step.
 
-A tenant that asks for little beside one that asks for everything *goes first* (`FairQueue`):
-workers compute its prompt before those that do not, which they interrupt between two steps.
+A tenant that asks for little beside one that asks for everything (`router.demand`, `FairQueue`)
+*goes first*: workers compute its prompt before those that do not, which they interrupt between two
+steps, and where a place is free it does not wait until a worker is.
 
 While several tenants are here, the last eighth of the places is kept for those that have less than
 their part: long answers of one tenant do not make another one wait for an end. From a tenant that
-was refused lately, beyond its part, as many are kept as the others mostly use. And a queue that one
-tenant has filled is not full for another: the tenant that has most in it loses its newest.
+crowds, beyond its part, as many are kept as the others mostly use. And a queue that one tenant has
+filled is not full for another: the tenant that has most in it loses its newest.
 
-A request that finds nobody running is always taken. That is how a prediction learns that things
-are better than they were.
+A request that finds nobody running is always taken, so that a prediction learns of better times.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from kvferry.errors import Overloaded
 from kvferry.limits import RETRY_AFTER_MAX_S, RETRY_AFTER_MIN_S
 from router.admission_snapshot import AdmissionSnapshot, ClassSnapshot
+from router.demand import DemandBook
 from router.fair_queue import FairQueue
 from router.recent_mean import RecentMean
 from router.request import ServiceClass
@@ -87,6 +88,7 @@ class Admission:
         self._queue: FairQueue[Ticket] = FairQueue(settings.weights)
         self._tenants = TenantBook(settings.tenants)
         self._ttft = TtftModel()
+        self._demand = DemandBook()
         self._counts = {each: _ClassCounts() for each in ServiceClass}
         self._running = 0
         self._sequences = 0
@@ -118,13 +120,14 @@ class Admission:
         """
         for name in self._tenants.forget_idle(now):
             self._queue.forget(name)
-        self._tenants.forgive(now)
+            self._demand.forget(name)
         counts = self._counts[service_class]
         here = self._queue.count(service_class) + counts.arrived
         free = max(0, self._places(capacity) - self._sequences)
         is_full = here >= self._settings.of(service_class).queue_max + free
         ticket = Ticket(service_class, self._tenants.find(tenant_name, now), arrived_at=now)
         if is_full and self._longer_queue(service_class, tenant_name) is None:
+            self._demand.asked(tenant_name, None, now)
             raise self._no_room(ticket, ticket.work, self._queue_full(service_class), now, capacity)
         refusal = self._tenants.enter(ticket.tenant, now, self._ttft.hold_s)
         if refusal is not None:
@@ -145,6 +148,8 @@ class Admission:
 
         Raises `Overloaded`, and `InvalidInput` for what its tenant's allowance can never cover.
         """
+        turn_s = self._ttft.turn_s(work, self._places(capacity), capacity)
+        self._demand.asked(ticket.tenant.name, turn_s, now)
         service_class = ticket.service_class
         settings = self._settings.of(service_class)
         is_full = self._queue.count(service_class) >= settings.queue_max
@@ -152,7 +157,7 @@ class Admission:
         longer = self._longer_queue(service_class, ticket.tenant.name)
         if needs_room and longer is None:
             raise self._no_room(ticket, work, self._queue_full(service_class), now, capacity)
-        ticket.goes_first = self._goes_first(ticket)
+        ticket.goes_first = self._goes_first(ticket, now)
         self._check_prediction(ticket, work, now, capacity)
         refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
         if refusal is not None:
@@ -169,7 +174,9 @@ class Admission:
         self._queue.push(ticket, service_class, ticket.tenant.name, work)
         if settings.ttft_limit_s:
             self._sweep_limits()
-            latest = ticket.arrived_at + settings.ttft_limit_s - _least_s(work, capacity)
+            latest = (
+                ticket.arrived_at + settings.ttft_limit_s - capacity.least_s(work.prompt_tokens)
+            )
             heapq.heappush(self._limits, (latest, next(self._order), ticket))
 
     def decide(self, now: float, capacity: FleetCapacity) -> Decisions:
@@ -177,7 +184,6 @@ class Admission:
 
         To be asked after every other call, and now and then because the fleet changes.
         """
-        self._tenants.forgive(now)
         decisions = Decisions(refused=self._displaced)
         self._displaced = []
         while self._running and self._limits and self._limits[0][0] < now:
@@ -186,13 +192,8 @@ class Admission:
                 decisions.refused.append((ticket, self._give_up(ticket, now, capacity)))
         places = self._places(capacity)
         while True:
-            head = self._queue.head(
-                lambda name: self._may_take(self._tenants.known(name), places, now)
-            )
+            head = self._next(places, now, capacity)
             if head is None:
-                return decisions
-            head.goes_first = self._goes_first(head)
-            if not self._fits(head.work, places, capacity, head.goes_first):
                 return decisions
             if self._is_too_late(head, now, capacity):
                 decisions.refused.append((head, self._give_up(head, now, capacity)))
@@ -301,35 +302,57 @@ class Admission:
         """For a tenant; below 0 where places have gone, or are kept for others."""
         has_few = tenant.sequences < self._part(places)
         kept = 0 if has_few or len(self._tenants) == 1 else places // _KEPT_SHARE
-        if not has_few and len(self._tenants) > 1 and tenant.name in self._tenants.refused_lately:
+        if not has_few and len(self._tenants) > 1 and tenant.name in self._demand.crowding(now):
             kept = max(kept, self._wanted_by_others(now))
         return places - kept - self._sequences
 
     def _wanted_by_others(self, now: float) -> int:
         """Places that tenants which ask for no more than there is may want beside those they have:
         as many as they mostly use at a time, if they come independently of one another."""
-        crowding_mean, crowding = self._tenants.crowding_sequences(now)
+        crowding_mean, crowding = self._tenants.sequences_of(self._demand.crowding(now), now)
         mean = max(0.0, self._usual_sequences.mean(now) - crowding_mean)
         return math.ceil(mean + _DEVIATIONS * math.sqrt(mean)) - (self._sequences - crowding)
 
-    def _goes_first(self, ticket: Ticket) -> bool:
-        crowding = self._tenants.refused_lately
-        return self._queue.goes_first(ticket.service_class, ticket.tenant.name, crowding)
+    def _next(self, places: int, now: float, capacity: FleetCapacity) -> Ticket | None:
+        """Who gets its places now: the head if it fits. If it only waits until a worker is free for
+        its prompt, one whose prompt goes first does not wait for that."""
+
+        def may_take(name: str) -> bool:
+            return self._may_take(self._tenants.known(name), places, now)
+
+        head = self._queue.head(may_take)
+        if head is None or self._goes_now(head, places, now, capacity):
+            return head
+        crowding = self._demand.crowding(now)
+        if not crowding or not self._has_room(head.work, places, capacity):
+            return None
+        first = self._queue.head(lambda name: name not in crowding and may_take(name))
+        return first if first and self._goes_now(first, places, now, capacity) else None
+
+    def _goes_now(self, ticket: Ticket, places: int, now: float, capacity: FleetCapacity) -> bool:
+        ticket.goes_first = self._goes_first(ticket, now)
+        return self._fits(ticket.work, places, capacity, ticket.goes_first)
+
+    def _goes_first(self, ticket: Ticket, now: float) -> bool:
+        of_class, name = ticket.service_class, ticket.tenant.name
+        return self._demand.is_modest(name, now) or self._queue.goes_first(of_class, name)
 
     def _fits(self, work: Work, places: int, capacity: FleetCapacity, goes_first: bool) -> bool:
         if self._running == 0:
             return True
-        kv_tokens = capacity.kv_tokens
         found = capacity.found_by(goes_first)
         on_the_way = self._undispatched_first if goes_first else self._undispatched_tokens
-        return (
-            self._sequences + min(work.sequences, places) <= places
-            and (kv_tokens is None or self._kv_tokens + work.kv_tokens <= kv_tokens)
-            and found.least_backlog_tokens + on_the_way < self._settings.step_tokens
+        is_free = found.least_backlog_tokens + on_the_way < self._settings.step_tokens
+        return is_free and self._has_room(work, places, capacity)
+
+    def _has_room(self, work: Work, places: int, capacity: FleetCapacity) -> bool:
+        kv_tokens = capacity.kv_tokens
+        return self._sequences + min(work.sequences, places) <= places and (
+            kv_tokens is None or self._kv_tokens + work.kv_tokens <= kv_tokens
         )
 
     def _grant(self, ticket: Ticket, now: float, capacity: FleetCapacity) -> None:
-        name, is_crowded = ticket.tenant.name, bool(self._tenants.refused_lately)
+        name, is_crowded = ticket.tenant.name, bool(self._demand.crowding(now))
         self._queue.serve(ticket, ticket.service_class, name, is_crowded=is_crowded)
         ticket.move_to(Stage.RUNNING)
         ticket.granted_at = now
@@ -455,8 +478,8 @@ class Admission:
         turn_s = max(1, self._tenants.active) * whole_s / _TOLD_SHARE
         at = max(now + refusal.retry_after_s, tenant.told_until) + turn_s
         tenant.told_until = min(at, now + RETRY_AFTER_MAX_S)
-        self._tenants.refused(tenant, now)
-        self._queue.forfeit(ticket.service_class, tenant.name)
+        if not self._demand.is_modest(tenant.name, now):
+            self._queue.forfeit(ticket.service_class, tenant.name)
         told = replace(refusal, retry_after_s=tenant.told_until - now)
         return self._overloaded(ticket.service_class, told)
 
@@ -469,12 +492,6 @@ class Admission:
         if len(self._limits) > 2 * len(self._queue) + _DEAD_LIMITS_MAX:
             self._limits = [entry for entry in self._limits if entry[2].stage is Stage.WAITING]
             heapq.heapify(self._limits)
-
-
-def _least_s(work: Work, capacity: FleetCapacity) -> float:
-    """The prompt alone, at a worker that has nothing else to do."""
-    rate = capacity.lane_tokens_per_s
-    return 0.0 if rate is None else work.prompt_tokens / rate
 
 
 def _beyond_limit(limit_s: float, predicted_s: float) -> Refusal:

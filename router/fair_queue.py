@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from router.request import ServiceClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from router.work import Work
 
@@ -31,8 +31,6 @@ _CREDIT_REQUESTS = 8
 """Of usual size: what a tenant may catch up on at most."""
 _AHEAD_REQUESTS = 6
 """Of usual size: who has more than that before it is not only a little busier than another one."""
-_AHEAD_OF_CROWDING = 3
-"""The same where the other one is known to ask for more than there is."""
 _USUAL_WEIGHT = 0.05
 """Of the latest request in the mean of sizes."""
 
@@ -208,34 +206,19 @@ class FairQueue(Generic[ItemT]):
         if flow is not None:
             flow.clock = max(flow.clock, entry.served_at)
 
-    def goes_first(
-        self, service_class: ServiceClass, tenant: str, crowding: Collection[str]
-    ) -> bool:
-        """Whether somebody else asks for so much more than this tenant that what it waits for is
+    def goes_first(self, service_class: ServiceClass, tenant: str) -> bool:
+        """Whether somebody else has so much more waiting than this tenant that what it waits for is
         the other's excess: the end of what another one of the class has waiting is further ahead
-        than credit alone can put it, or a class of less weight has so much waiting.
-
-        `crowding`: tenants that ask for more than there is room for, although little of it waits.
-        """
+        than credit alone can put it, or a class of less weight has so much waiting."""
         entry = self._classes[service_class]
         own = entry.tenants.get(tenant)
         if own is not None and own.waiting.tokens > _AHEAD_REQUESTS * entry.usual_tokens:
             return False
         far = entry.begin_of(tenant, entry.credit_tokens) + _AHEAD_REQUESTS * entry.usual_tokens
-        # Of a crowd it is known before anybody else has gone without anything.
-        near = entry.begin_of(tenant, entry.credit_max) + _AHEAD_OF_CROWDING * entry.usual_tokens
-        return (
-            any(flow is not own and flow.end > far for _, flow in entry.backlogged())
-            or any(
-                flow is not own and flow.end > near
-                for flow in map(entry.tenants.get, crowding)
-                if flow is not None
-            )
-            or any(
-                other.weight < entry.weight
-                and other.waiting.tokens > _AHEAD_REQUESTS * other.usual_tokens
-                for other in self._classes.values()
-            )
+        return any(flow is not own and flow.end > far for _, flow in entry.backlogged()) or any(
+            other.weight < entry.weight
+            and other.waiting.tokens > _AHEAD_REQUESTS * other.usual_tokens
+            for other in self._classes.values()
         )
 
     def forget(self, tenant: str) -> None:

@@ -59,6 +59,11 @@ class FleetCapacity:
         rates = [lane.tokens_per_s for lane in self.lanes if lane.tokens_per_s > 0.0]
         return sum(rates) / len(rates) if rates else None
 
+    def least_s(self, prompt_tokens: int) -> float:
+        """A prompt alone, at a worker that has nothing else to do; 0 where no rate is known."""
+        rate = self.lane_tokens_per_s
+        return 0.0 if rate is None else prompt_tokens / rate
+
 
 def fleet_capacity(
     prefill: Loads, decode: Loads, running_max: int, kv_slots_per_worker: int | None

@@ -20,7 +20,7 @@ from kvferry.limits import TENANT_CHARACTERS_MAX, TENANTS_REMEMBERED_MAX
 from router.recent_mean import RecentMean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from kvferry.router_config import TenantConfig
 
@@ -81,10 +81,6 @@ class Bucket:
 
 USUAL_S = 10.0
 """What counts as late in means of places."""
-_REFUSED_LATELY_S = 3.0
-"""Who has not been refused for so long asks for no more than there is."""
-_REFUSED_MAX = 64
-"""So many are enough to know that somebody asks for too much."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +114,6 @@ class TenantBook:
         """Tenants that have requests here."""
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         """The one that was active last comes last."""
-        self.refused_lately: OrderedDict[str, float] = OrderedDict()
-        """For lack of room, and when; the last one comes last."""
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -198,27 +192,12 @@ class TenantBook:
             tenant.tokens_bucket.give_back(unused_tokens, now)
         self._touch(tenant, now)
 
-    def refused(self, tenant: Tenant, now: float) -> None:
-        """There was no room for a request of `tenant`; it is remembered for a few seconds."""
-        self.refused_lately[tenant.name] = now
-        self.refused_lately.move_to_end(tenant.name)
-        if len(self.refused_lately) > _REFUSED_MAX:
-            self.refused_lately.popitem(last=False)
-
-    def crowding_sequences(self, now: float) -> tuple[float, int]:
-        """Places of those that were refused lately: in the mean, and now."""
-        found = [self._tenants.get(name) for name in self.refused_lately]
-        crowding = [tenant for tenant in found if tenant is not None]
-        mean = sum(tenant.usual_sequences.mean(now) for tenant in crowding)
-        return mean, sum(tenant.sequences for tenant in crowding)
-
-    def forgive(self, now: float) -> None:
-        """Forget refusals of long ago."""
-        while self.refused_lately:
-            name, at = next(iter(self.refused_lately.items()))
-            if at + _REFUSED_LATELY_S > now:
-                return
-            del self.refused_lately[name]
+    def sequences_of(self, names: Iterable[str], now: float) -> tuple[float, int]:
+        """Places of these tenants: in the mean, and now."""
+        found = [self._tenants.get(name) for name in names]
+        known = [tenant for tenant in found if tenant is not None]
+        mean = sum(tenant.usual_sequences.mean(now) for tenant in known)
+        return mean, sum(tenant.sequences for tenant in known)
 
     def forget_idle(self, now: float) -> list[str]:
         """Forget who can be, and name them."""

@@ -176,33 +176,85 @@ def test_a_limit_out_of_reach_is_refused_with_the_time_until_it_is_not() -> None
     assert fits.stage is Stage.WAITING
 
 
-@pytest.mark.parametrize(("is_refused", "granted"), [(False, 7), (True, 4)])
-def test_places_that_others_mostly_use_are_kept_from_who_was_refused(
-    is_refused: bool, granted: int
-) -> None:
+BUSY = replace(IDLE, lanes=(PrefillLane(300, 100.0),))
+
+
+def crowd(admission: Admission, now: float) -> None:
+    """Five times what eight places can do in a second, all of it refused."""
+    for _ in range(40):
+        with pytest.raises(Overloaded):
+            ask(admission, now, BUSY, tenant="flood")
+
+
+@pytest.mark.parametrize(("crowds", "granted"), [(False, 7), (True, 4)])
+def test_places_that_others_mostly_use_are_kept_from_who_crowds(crowds: bool, granted: int) -> None:
     admission = Admission(settings(ttft_limit_s=2.0))
     modest = [ask(admission, tenant="modest") for _ in range(2)]
     assert grant(admission) == modest
-    if is_refused:
-        with pytest.raises(Overloaded):
-            ask(admission, 60.0, replace(IDLE, lanes=(PrefillLane(300, 100.0),)), tenant="flood")
+    if crowds:
+        crowd(admission, 60.0)
+    flood = [ask(admission, 60.0, tenant="flood") for _ in range(8)]
     for ticket in modest:
         admission.end(ticket, 60.0)
-    flood = [ask(admission, 60.0, tenant="flood") for _ in range(8)]
     # Two in the mean, and three deviations of that: seven of eight. But half is everybody's part.
     assert grant(admission, 60.0) == flood[:granted]
 
 
-def test_who_was_refused_is_passed_by_those_that_ask_for_little() -> None:
+def test_who_crowds_is_passed_by_those_that_ask_for_little() -> None:
     admission = Admission(settings(ttft_limit_s=2.0))
     ask(admission, tenant="flood")
     grant(admission)
-    busy = replace(IDLE, lanes=(PrefillLane(300, 100.0),))
-    with pytest.raises(Overloaded):
-        ask(admission, 0.0, busy, tenant="flood")
-    assert ask(admission, 0.0, busy, tenant="other").goes_first
+    crowd(admission, 0.0)
+    assert ask(admission, 0.0, BUSY, tenant="other").goes_first
     # Some seconds later nobody knows any more that it asked for too much.
     assert not ask(admission, 9.0, tenant="third").goes_first
+
+
+def test_one_refusal_does_not_make_a_modest_tenant_crowd() -> None:
+    admission = Admission(settings(ttft_limit_s=2.0))
+    ask(admission, tenant="flood")
+    grant(admission)
+    crowd(admission, 0.0)
+    full = replace(BUSY, lanes=(PrefillLane(300, 100.0, first_tokens=300),))
+    with pytest.raises(Overloaded):
+        ask(admission, 0.0, full, tenant="other")
+    assert ask(admission, 0.0, BUSY, tenant="other").goes_first
+
+
+def test_a_flood_is_known_where_the_queue_is_full_too() -> None:
+    admission = Admission(settings(queue_max=2))
+    for _ in range(10):
+        ask(admission, tenant="flood")
+        grant(admission)
+    for _ in range(30):
+        with pytest.raises(Overloaded):
+            admission.arrive(STANDARD, "flood", 0.0, IDLE)
+    assert ask(admission, tenant="modest").goes_first
+
+
+def test_what_goes_first_does_not_wait_until_a_worker_is_free_for_another_prompt() -> None:
+    admission = Admission(settings())
+    # It had more than the flood, so it is not the head.
+    large = ask(admission, tenant="other", work=Work(900))
+    assert grant(admission) == [large]
+    flood = [ask(admission, tenant="flood") for _ in range(90)]
+    small = ask(admission, tenant="other")
+    others = replace(IDLE, lanes=(PrefillLane(400, 100.0),))
+    assert grant(admission, 0.0, others)[0] is small
+    assert all(ticket.stage is Stage.WAITING for ticket in flood)
+
+
+def test_what_waits_for_room_is_not_passed() -> None:
+    """Or else a large request would wait for ever beside small ones."""
+    admission = Admission(settings())
+    running = [ask(admission, tenant="other", work=Work(10, kv_tokens=400)) for _ in range(2)]
+    assert grant(admission) == running
+    flood = [ask(admission, tenant="flood", work=Work(10, kv_tokens=400)) for _ in range(40)]
+    small = ask(admission, tenant="other", work=Work(500, kv_tokens=10))
+    assert grant(admission) == []
+    admission.end(running[0], 0.0)
+    assert grant(admission)[0] is flood[0]
+    assert small.stage is not Stage.ENDED
 
 
 def test_a_wait_ends_when_the_limit_has_become_impossible() -> None:
