@@ -10,8 +10,9 @@ follows is predicted here, in milliseconds until the answer is complete:
 
 A policy that counts in milliseconds has both workers chosen jointly, by the least sum. Others
 choose the computing worker, and the decode worker follows by the least time. What has not been
-measured yet takes the defaults of `CostModel`. The prefill part depends on the computing worker
-alone and the rest on the decode worker alone, so the best pair is found without trying every pair.
+measured yet is taken for the mean of the other workers, and where none was, for the default of
+`CostModel`. The prefill part depends on the computing worker alone and the rest on the decode
+worker alone, so the best pair is found without trying every pair.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 from kvferry.errors import WorkerUnavailable
 from kvferry.membership import Role
-from router.load import ACTIVE_TOKENS, PREFILL_RATE, PREFILL_TOKENS, REQUESTS, SLOTS_TOTAL
+from router.load import ACTIVE_TOKENS, PREFILL_TOKENS, REQUESTS, SLOTS_TOTAL
 from router.policies.history import PENDING_S
 from router.policies.pool import NO_HEAT, PoolView
 from router.route_costs import (
@@ -239,11 +240,12 @@ def choose_route(
         decoder = stop + cheapest(after[stop:], _TIE_MS, rng.random())
     infos, hits = workers.roster.infos, pool.hit_tokens
     uncached = max(1, demand.prompt_tokens - workers.hit_tokens.item(source))
+    queued = workers.loads.counts.item(source, PREFILL_TOKENS)
     return Route(
         decode=infos[decoder],
         prefill=infos[source] if source < local else None,
         prefill_tokens=uncached,
-        cost_ms=_prefill_ms(workers.loads, source, uncached, model) + after.item(source),
+        cost_ms=(queued + uncached) / predictions.item(TOKENS_PER_MS, source) + after.item(source),
         held_tokens=hits.item(hits.argmax()),
     )
 
@@ -327,8 +329,3 @@ def _without(view: ClusterView, avoid: frozenset[WorkerId]) -> ClusterView:
         kept += [each for each in part if infos[each].worker_id not in avoid] or part
     positions = np.array(kept, dtype=np.intp)
     return ClusterView(workers.take(positions), int(np.count_nonzero(positions < prefillers)))
-
-
-def _prefill_ms(loads: Loads, position: int, uncached: int, model: CostModel) -> float:
-    rate = loads.rates.item(position, PREFILL_RATE) or model.prefill_tokens_per_s
-    return 1000.0 * (loads.counts.item(position, PREFILL_TOKENS) + uncached) / rate

@@ -54,6 +54,18 @@ def _decode_ms(
     return found
 
 
+@inlined
+def _usual(rates: NDArray[np.float64], column: int, otherwise: float) -> np.float64:
+    """The rate of who has none yet: the mean of those that were measured. If it were taken for much
+    slower than it is, it would be given nothing, and never be measured."""
+    measured, total = 0, 0.0
+    for worker in range(rates.shape[0]):
+        measured += rates[worker, column] > 0.0
+        total += rates[worker, column]
+    usual: np.float64 = np.float64(total / measured if measured else otherwise)
+    return usual
+
+
 @compiled(
     "void(Tuple((int64[:, ::1], float64[:, ::1])), int64[::1], UniTuple(int64, 3),"
     " UniTuple(int64, 5), UniTuple(float64, 4), UniTuple(float64, 3), float64[:, ::1])"
@@ -71,8 +83,8 @@ def predict(
 
     The workers from `parts[0]` to `parts[1]` compute for those from `parts[2]` on, the ones between
     decode what they compute. `numbers` are the tokens of the prompt, the bytes of one, steps of the
-    answer, those expected of others, and the places of a worker. `usual` are the rates of who has
-    none yet, the time of a step alone, and what each sequence beside it adds. `times_s` are now,
+    answer, those expected of others, and the places of a worker. `usual` are the rates where nobody
+    has one yet, the time of a step alone, and what each sequence beside it adds. `times_s` are now,
     how long what was sent counts at a worker that has nothing to compute, and at others; what was
     sent before it joined was sent to another process of its name.
     """
@@ -81,6 +93,8 @@ def predict(
     prompt_tokens, bytes_per_token, steps, steps_of_others, places = numbers
     answer = (steps, steps_of_others, places)
     usual_prefill, usual_link, step_alone_ms, step_beside_ms = usual
+    usual_prefill = _usual(rates, PREFILL_RATE, usual_prefill)
+    usual_link = _usual(rates, LINK_RATE, usual_link)
     step = (step_alone_ms, step_beside_ms)
     now, idle_s, busy_s = times_s
     for worker in range(start, stop):

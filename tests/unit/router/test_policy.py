@@ -99,6 +99,19 @@ def test_a_slow_link_makes_the_decode_side_prefix_count() -> None:
     assert names(route) == ("p", "d2")
 
 
+def test_a_worker_that_was_not_measured_yet_is_taken_for_as_fast_as_the_others() -> None:
+    """By the default, of a slow machine, it would never be given anything, and never measured."""
+    measured = [
+        worker(f"p{n}", Role.PREFILL, prefill_tokens=9000, prefill_tokens_per_s=8000.0)
+        for n in range(2)
+    ]
+    decode = worker("d", Role.DECODE)
+    new = worker("new", Role.PREFILL, prefill_tokens=4000)
+    assert names(choose(*measured, new, decode)) == ("new", "d")
+    busy = worker("new", Role.PREFILL, prefill_tokens=20_000)
+    assert names(choose(*measured, busy, decode))[0] != "new"
+
+
 def test_the_less_busy_decode_worker_is_taken() -> None:
     route = choose(
         worker("p", Role.PREFILL),
@@ -177,11 +190,11 @@ def test_a_joint_choice_is_the_least_of_all_pairs(policy: PolicyName) -> None:
                 hit=rng.randrange(0, 1000, 50),
                 prefill_tokens=rng.randrange(4000),
                 sequences=rng.randrange(20),
-                link_bytes_per_s=rng.choice([0.0, 1e5]),
+                link_bytes_per_s=rng.choice([2e5, 1e5]),
             )
             for number in range(6)
         ]
-        workers.append(worker("d", Role.DECODE))
+        workers.append(worker("d", Role.DECODE, link_bytes_per_s=1e5))
         by = placement(policy)
         route = choose_route(cluster_view(workers), DEMAND, MODEL, frozenset(), rng, by)
         # Nothing is priced without a past, so the time of the route is what was least.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,19 +76,36 @@ def test_the_route_is_the_cheapest_of_all_pairs(policy: PolicyName, seed: int) -
     demand = Demand(WHOLE.tokens, rng.choice([10, 500]))
     route = choose_route(cluster_view(workers), demand, MODEL, frozenset(), rng, placement)
 
-    price = prices(workers, demand, history, now) if policy is PolicyName.PRICED_TIME else {}
+    model = usual_model(workers)
+    is_priced = policy is PolicyName.PRICED_TIME
+    price = prices(workers, demand, model, history, now) if is_priced else {}
     names = [each.info.worker_id for each in workers]
-    costs = costs_ms(workers, demand, MODEL, {name: price.get(name, 0.0) for name in names})
+    costs = costs_ms(workers, demand, model, {name: price.get(name, 0.0) for name in names})
     source = None if route.prefill is None else route.prefill.worker_id
     assert costs[source, route.decode.worker_id] == pytest.approx(min(costs.values()), abs=1e-6)
-    plain = costs_ms(workers, demand, MODEL, dict.fromkeys(names, 0.0))
+    plain = costs_ms(workers, demand, model, dict.fromkeys(names, 0.0))
     assert route.cost_ms == pytest.approx(plain[source, route.decode.worker_id])
     (computing,) = (each for each in workers if each.info == route.computing)
     assert route.prefill_tokens == uncached(computing, demand)
 
 
+def usual_model(workers: list[WorkerState]) -> CostModel:
+    """Of who was not measured yet: as fast as the others in their mean."""
+    rates = [each.prefill_tokens_per_s for each in workers if each.prefill_tokens_per_s]
+    links = [each.link_bytes_per_s for each in workers if each.link_bytes_per_s]
+    return replace(
+        MODEL,
+        prefill_tokens_per_s=fmean(rates) if rates else MODEL.prefill_tokens_per_s,
+        link_bytes_per_s=fmean(links) if links else MODEL.link_bytes_per_s,
+    )
+
+
 def prices(
-    workers: list[WorkerState], demand: Demand, history: PlacementHistory, now: float
+    workers: list[WorkerState],
+    demand: Demand,
+    model: CostModel,
+    history: PlacementHistory,
+    now: float,
 ) -> dict[WorkerId, float]:
     """Of those that may compute."""
     sources = [each for each in workers if each.info.role is Role.PREFILL]
@@ -103,7 +122,7 @@ def prices(
     told = zip(heat.level_requests.tolist(), heat.level_seconds.tolist(), strict=True)
     uses = dict(zip(heat.level_tokens.tolist(), told, strict=True))
     assert sorted(uses) == sorted(set(hits) - {0})
-    rates = [(each.prefill_tokens_per_s or MODEL.prefill_tokens_per_s) / 1e3 for each in computing]
+    rates = [(each.prefill_tokens_per_s or model.prefill_tokens_per_s) / 1e3 for each in computing]
     busy = sum(each.prefill_tokens > 0 for each in computing) / len(computing)
     found = copies_price_ms(hits, rates, uses, WHOLE.tokens, busy, history)
     return {each.info.worker_id: ms for each, ms in zip(computing, found, strict=True)}
