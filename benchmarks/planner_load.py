@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
+
+from benchmarks.replay_trace import read_trace
+from cluster.planner_capacity import DecodeCapacity, PromptCapacity
+from cluster.planner_demand import Demand
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from benchmarks.planner_sim import Timing
+    from cluster.planner_capacity import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,21 @@ class Shape:
 
     name: str
     share_at: Callable[[float], float]
+
+
+def shape_of(name: str, rng: random.Random, seconds: float) -> Shape:
+    """By its name, such as square-120. Raises `ValueError` for no name of a shape."""
+    kind, _, number = name.partition("-")
+    match kind:
+        case "square":
+            return square(float(number))
+        case "sine":
+            return sine(float(number))
+        case "steady":
+            return steady(float(number))
+        case "erratic":
+            return erratic(float(number), rng, seconds)
+    raise ValueError(f"{name} is no shape: square, sine, erratic or steady, and a number")
 
 
 def square(period_s: float) -> Shape:
@@ -107,3 +131,56 @@ def _drawn(now: float, mix: Mix, rng: random.Random) -> Asked:
 
 def _length(mean: float, rng: random.Random) -> int:
     return max(2, round(mean * rng.lognormvariate(-_SPREAD * _SPREAD / 2.0, _SPREAD)))
+
+
+def rates_of(workers: int, timing: Timing, targets: Targets) -> tuple[float, float]:
+    """Of either end, see `rate_of`."""
+    return rate_of(PROMPTS, workers, timing, targets), rate_of(ANSWERS, workers, timing, targets)
+
+
+def rate_of(mix: Mix, workers: int, timing: Timing, targets: Targets) -> float:
+    """Requests per second for which the best split of the workers just holds the targets."""
+    variation = math.exp(_SPREAD * _SPREAD) - 1.0
+    low, high = 0.0, 1e4
+    for _ in range(50):
+        middle = (low + high) / 2.0
+        demand = Demand(
+            middle * mix.prompt, mix.prompt, variation, middle * mix.answer, mix.answer, 0.0, 0.0
+        )
+        fits = _least_load(demand, workers, timing, targets) <= 1.0
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _least_load(demand: Demand, workers: int, timing: Timing, targets: Targets) -> float:
+    """Of the busier role, in the best split."""
+    context = demand.prompt_tokens + demand.answer_tokens / 2.0
+    line = (timing.step_s, timing.sequence_s + timing.context_token_s * context)
+    prompts = PromptCapacity(1.0 / timing.prompt_token_s)
+    answers = DecodeCapacity.of(line, timing.running_max, targets)
+    return min(
+        max(prompts.load(demand, each, targets), answers.load(demand, workers - each, targets))
+        for each in range(1, workers)
+    )
+
+
+def recorded(
+    traces: Sequence[Path], load: float, seconds: float, capacity: Callable[[Mix], float]
+) -> list[Asked]:
+    """Requests of traces with recorded times, each trace for an equal part of `seconds`. Of each as
+    many as make `load` times `capacity`, requests per second of its mean lengths; their times are
+    scaled to the part and keep their proportions."""
+    part_s = seconds / len(traces)
+    asked: list[Asked] = []
+    for number, path in enumerate(traces):
+        requests = read_trace(path).requests
+        mix = Mix(
+            fmean(each.prompt_tokens for each in requests),
+            fmean(each.answer_tokens for each in requests),
+        )
+        some = requests[: max(2, round(load * capacity(mix) * part_s))]
+        first, last = some[0].at_s or 0.0, some[-1].at_s or 0.0
+        for each in some:
+            at = number * part_s + part_s * ((each.at_s or 0.0) - first) / max(last - first, 1e-9)
+            asked.append(Asked(at, max(1, each.prompt_tokens), max(2, each.answer_tokens)))
+    return sorted(asked, key=lambda each: each.at)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from benchmarks.planner_load import Asked
     from cluster.planner import Plan, Planner
+    from cluster.planner_capacity import Targets
     from router.load import DispatchTicket
     from router.ticket import Ticket
 
@@ -127,9 +128,7 @@ class _Worker:
 
     def seen(self) -> WorkerSeen:
         counted = self.decode_steps, self.decode_tokens, self.decode_s
-        steps, tokens, seconds = (
-            now - then for now, then in zip(counted, self.told, strict=True)
-        )
+        steps, tokens, seconds = (now - then for now, then in zip(counted, self.told, strict=True))
         self.told = counted
         return WorkerSeen(
             self.info.worker_id,
@@ -159,20 +158,18 @@ class PlannerSim:
         self,
         timing: Timing,
         split: tuple[int, int],
-        seed: int,
+        targets: Targets,
         planner: Planner | None = None,
-        interval_s: float = 5.0,
-        targets: tuple[float, float] = (math.inf, math.inf),
-        limit_s: float = 0.0,
+        interval_s: float = 2.0,
     ) -> None:
-        """`split`: workers that compute prompts and workers that decode, at first. `targets` of
-        TTFT and ITL, in seconds, are what the planner is told of."""
+        """`split`: workers that compute prompts and workers that decode, at first. Who would not
+        have its first token in time is refused."""
         self._timing = timing
         self._clock = ManualClock()
         self._planner = planner
         self._interval_s = interval_s
         self._targets = targets
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         roles = [Role.PREFILL] * split[0] + [Role.DECODE] * split[1]
         self._workers = {
             WorkerId(f"worker-{number}"): _Worker(
@@ -185,7 +182,7 @@ class PlannerSim:
             self._loads.add(name)
         model = CostModel(kv_bytes_per_token=1, running_max=timing.running_max)
         self._chooser = RouteChooser(PolicyName.PRICED_TIME, model, 16, self._clock)
-        standard = ServiceClassConfig(ttft_limit_s=limit_s, weight=2.0)
+        standard = ServiceClassConfig(ttft_limit_s=targets.ttft_s, weight=2.0)
         classes = ServiceClassesConfig(standard=standard)
         self._admission = Admission(
             AdmissionSettings(classes, TenantConfig(), _REQUESTS_MAX, timing.chunk_tokens)
@@ -402,9 +399,7 @@ class PlannerSim:
     def _plan(self) -> None:
         assert self._planner is not None
         workers = tuple(worker.seen() for worker in self._workers.values())
-        seen = Observation(
-            self._clock.now(), workers, self._traffic(), self._timing.running_max
-        )
+        seen = Observation(self._clock.now(), workers, self._traffic(), self._timing.running_max)
         plan = self._planner.plan(seen)
         self.plans.append(plan)
         for decision in plan.decisions:
@@ -430,8 +425,8 @@ class PlannerSim:
             answers=counts.answers,
             answer_tokens=counts.answer_tokens,
             waiting=len(self._waiting),
-            ttft=_latency(counts.ttfts, self._targets[0]),
-            itl=_latency(counts.itls, self._targets[1]),
+            ttft=_latency(counts.ttfts, self._targets.ttft_s),
+            itl=_latency(counts.itls, self._targets.itl_s),
         )
 
 

@@ -92,6 +92,9 @@ class Figures:
     """Of one worker."""
     now: Split
     best: Split
+    """Of as many workers; it may be `now`."""
+    fewer: Split | None
+    """The best of one worker less; None: there would be too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,22 @@ class _Pace:
         return int(self.saved)
 
 
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    demand: Demand
+    prompts: PromptCapacity
+    answers: DecodeCapacity
+    targets: Targets
+
+    def split(self, prefill: int, decode: int) -> Split:
+        return Split(
+            prefill,
+            decode,
+            self.prompts.load(self.demand, prefill, self.targets),
+            self.answers.load(self.demand, decode, self.targets),
+        )
+
+
 class Planner:
     """One per cluster. Not thread safe."""
 
@@ -156,7 +175,7 @@ class Planner:
         if verdict:
             return Plan(seen.at_s, (), verdict, figures)
         decisions = self._switches(seen, figures, switches)
-        verdict = decisions[0].reason if decisions else "wanted, and too soon after the last switch"
+        verdict = decisions[0].reason if decisions else f"too soon: {_loads(figures.now)}"
         return Plan(seen.at_s, decisions, verdict, figures)
 
     # --- what there is --------------------------------------------------------------------------
@@ -170,39 +189,36 @@ class Planner:
         line = self._step_time.line
         if not rates or line is None or len(workers) < self._least:
             return None
-        prompts = PromptCapacity(sum(rates) / len(rates))
-        answers = DecodeCapacity.of(line, seen.running_max, self._targets)
-        splits = self._splits(demand, prompts, answers, len(workers))
+        capacity = _Capacity(
+            demand,
+            PromptCapacity(sum(rates) / len(rates)),
+            DecodeCapacity.of(line, seen.running_max, self._targets),
+            self._targets,
+        )
         prefill = sum(worker.role is Role.PREFILL for worker in workers)
-        now = self._split(demand, prompts, answers, (prefill, len(workers) - prefill))
-        best = min(splits, key=lambda each: (each.load, abs(each.prefill - prefill)))
-        return Figures(demand, prompts.tokens_per_s, answers, now, best)
+        now = capacity.split(prefill, len(workers) - prefill)
+        enough = len(workers) > self._least
+        return Figures(
+            demand,
+            capacity.prompts.tokens_per_s,
+            capacity.answers,
+            now,
+            self._best(capacity, len(workers), prefill),
+            self._best(capacity, len(workers) - 1, prefill) if enough else None,
+        )
 
     @property
     def _least(self) -> int:
         return self._config.prefill_min + self._config.decode_min
 
-    def _splits(
-        self, demand: Demand, prompts: PromptCapacity, answers: DecodeCapacity, workers: int
-    ) -> list[Split]:
-        least, most = self._config.prefill_min, workers - self._config.decode_min
-        return [
-            self._split(demand, prompts, answers, (prefill, workers - prefill))
-            for prefill in range(least, most + 1)
-        ]
-
-    def _split(
-        self,
-        demand: Demand,
-        prompts: PromptCapacity,
-        answers: DecodeCapacity,
-        workers: tuple[int, int],
-    ) -> Split:
-        return Split(
-            *workers,
-            prompts.load(demand, workers[0], self._targets),
-            answers.load(demand, workers[1], self._targets),
+    def _best(self, capacity: _Capacity, workers: int, prefill: int) -> Split:
+        """The split with the least load of the busier role, nearest to `prefill`."""
+        most = workers - self._config.decode_min
+        splits = (
+            capacity.split(each, workers - each)
+            for each in range(self._config.prefill_min, most + 1)
         )
+        return min(splits, key=lambda each: (each.load, abs(each.prefill - prefill)))
 
     # --- what to do -----------------------------------------------------------------------------
 
@@ -221,7 +237,7 @@ class Planner:
         now, best = figures.now, figures.best
         role = Role.PREFILL if best.prefill > now.prefill else Role.DECODE
         free = [worker for worker in _switchable(seen) if self._may_switch(worker, role, seen.at_s)]
-        free.sort(key=lambda each: (each.decoding, each.prompt_tokens, each.worker_id))
+        free.sort(key=_left_to_do)
         count = min(most, abs(best.prefill - now.prefill), len(free))
         reason = _reason(seen, figures, self._targets)
         for worker in free[:count]:
@@ -238,7 +254,49 @@ class Planner:
         return worker.role is not role and has_held
 
     def _resize(self, seen: Observation, figures: Figures) -> AddWorker | RemoveWorker | None:
+        """One worker more or less, where that has been wanted for long enough."""
+        config, workers = self._config, figures.now.prefill + figures.now.decode
+        now, fewer = seen.at_s, figures.fewer
+        short = figures.best.load > 1.0 and workers + seen.starting < config.workers_max
+        ample = fewer is not None and fewer.load < _RESIZE_COMFORT and workers > config.workers_min
+        self._short_since = _since(self._short_since, short, now)
+        self._ample_since = _since(self._ample_since, ample, now)
+        if not config.workers_max or seen.starting:
+            return None
+        if self._has_lasted(self._short_since, now):
+            self._short_since = now
+            return _more(figures.best)
+        if fewer is not None and self._has_lasted(self._ample_since, now):
+            self._ample_since = now
+            return _less(seen, figures.now, fewer)
         return None
+
+    def _has_lasted(self, since: float | None, now: float) -> bool:
+        return since is not None and now - since >= self._config.resize_after_s
+
+
+def _since(since: float | None, holds: bool, now: float) -> float | None:
+    if not holds:
+        return None
+    return now if since is None else since
+
+
+def _more(best: Split) -> AddWorker:
+    role = Role.PREFILL if best.prompt_load > best.answer_load else Role.DECODE
+    return AddWorker(role, f"no split of {best.prefill + best.decode} will do: {_loads(best)}")
+
+
+def _less(seen: Observation, now: Split, fewer: Split) -> RemoveWorker:
+    """The worker with least to end, of the role that would have fewer."""
+    role = Role.PREFILL if fewer.prefill < now.prefill else Role.DECODE
+    those = [worker for worker in _switchable(seen) if worker.role is role]
+    least = min(those, key=_left_to_do)
+    reason = f"{fewer.prefill + fewer.decode} would do: {_loads(fewer)}"
+    return RemoveWorker(least.worker_id, reason)
+
+
+def _left_to_do(worker: WorkerSeen) -> tuple[int, int, str]:
+    return worker.decoding, worker.prompt_tokens, worker.worker_id
 
 
 def _switchable(seen: Observation) -> list[WorkerSeen]:
@@ -262,4 +320,6 @@ def _reason(seen: Observation, figures: Figures, targets: Targets) -> str:
         wanted, have, what = now.answer_load * now.decode, now.decode, "answers"
         p90, target, name = traffic.itl.p90_s, targets.itl_s, "ITL"
     side = "over" if p90 > target else "within"
-    return f"{what} need {wanted:.1f} workers, have {have}; {name} p90 {p90:.3g} s {side} {target:g} s"
+    return (
+        f"{what} need {wanted:.1f} workers, have {have}; {name} p90 {p90:.3g} s {side} {target:g} s"
+    )

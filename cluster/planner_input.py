@@ -39,7 +39,6 @@ class WorkerSeen:
     """0: not measured yet."""
     decode: DecodeSteps = DecodeSteps()
 
-
     @property
     def decodes(self) -> bool:
         """Whether it is given answers to decode."""

@@ -19,6 +19,7 @@ import yaml
 
 from kvferry.config_checks import validate_config
 from kvferry.errors import ConfigError
+from kvferry.planner_config import PlannerConfig
 from kvferry.router_config import RouterConfig
 from kvferry.tracing_config import TracingConfig
 
@@ -304,6 +305,7 @@ class ClusterConfig:
     handoff: HandoffConfig = field(default_factory=HandoffConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
     worker_host: str = "127.0.0.1"
     """Address that workers bind and announce."""
     restart_backoff_s: float = 0.5
@@ -438,6 +440,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return _build(typing.cast("type", kind), value, f"{name}.")
     if isinstance(kind, type) and issubclass(kind, Enum):
         choices = [member.value for member in kind]
+        if isinstance(value, bool) and "on" in choices:
+            value = "on" if value else "off"  # As YAML reads these two words.
         if value not in choices:
             raise ConfigError(name, f"is {value!r}; must be one of {', '.join(choices)}")
         return kind(value)

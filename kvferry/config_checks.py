@@ -10,6 +10,9 @@ from kvferry.limits import (
     ADAPTER_NAME_CHARACTERS_MAX,
     ADAPTERS_MAX,
     DRAFT_TOKENS_MAX,
+    DRAIN_S_MAX,
+    PLANNER_ATTAINMENT_MAX,
+    PLANNER_INTERVAL_S_MAX,
     REQUESTS_KEPT_MAX,
     STOP_GRACE_S_MAX,
     TENANT_CHARACTERS_MAX,
@@ -74,22 +77,36 @@ _AT_LEAST: Mapping[str, float] = (
         "router.tenants.tokens_per_minute": 0,
         "tracing.requests_kept": 0,
         "tracing.sample_ratio": 0,
+        "planner.prefill_min": 1,
+        "planner.decode_min": 1,
+        "planner.workers_min": 0,
+        "planner.workers_max": 0,
+        "planner.margin": 0,
+        "planner.hold_s": 0,
+        "planner.resize_after_s": 0,
+        "planner.drain_s": 0,
         "restart_backoff_s": 0,
     }
 )
 _CUDA_DTYPES = ("float16", "bfloat16")
 """What FlashInfer's attention computes with."""
+_PLANNER_ABOVE_ZERO = ("ttft_s", "itl_ms", "attainment", "interval_s", "switches_per_minute")
 _ABOVE_ZERO = (
     "handoff.link_timeout_s",
     "router.request_timeout_s",
     "router.status_interval_s",
     *(f"router.classes.{name}.weight" for name in _CLASSES),
+    *(f"planner.{name}" for name in _PLANNER_ABOVE_ZERO),
 )
 _AT_MOST: Mapping[str, float] = {
     "router.port": 65535,
     "router.http.port": 65535,
     "router.smg.port": 65535,
     "router.stop_grace_s": STOP_GRACE_S_MAX,
+    "planner.attainment": PLANNER_ATTAINMENT_MAX,
+    "planner.interval_s": PLANNER_INTERVAL_S_MAX,
+    "planner.margin": 0.9,
+    "planner.drain_s": DRAIN_S_MAX,
     "scheduler.output_reserve": 1,
     "tracing.requests_kept": REQUESTS_KEPT_MAX,
     "tracing.sample_ratio": 1,
@@ -130,6 +147,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     _validate_ports(config.router)
     _validate_security(config.router.security)
     _validate_smg(config.router)
+    _validate_planner(config)
 
 
 def _validate_adapters(model: ModelConfig) -> None:
@@ -195,6 +213,22 @@ def _require_host_links(config: ClusterConfig, role: str) -> None:
     if role != "both" and config.handoff.transport.value != "gloo":
         problem = f"must be gloo: workers.{role} share a GPU, which has no link to itself"
         raise ConfigError("handoff.transport", problem)
+
+
+def _validate_planner(config: ClusterConfig) -> None:
+    """What could never be kept is refused before the start."""
+    planner, groups = config.planner, config.workers
+    if planner.mode.value == "off":
+        return
+    if not groups.prefill.count:
+        problem = f"is {planner.mode.value}; needs workers.prefill.count above 0: roles to change"
+        raise ConfigError("planner.mode", problem)
+    least = planner.prefill_min + planner.decode_min
+    if groups.prefill.count + groups.decode.count < least:
+        problem = f"and planner.decode_min are {least}, more workers than there are"
+        raise ConfigError("planner.prefill_min", problem)
+    if planner.workers_max and planner.workers_max < max(planner.workers_min, least):
+        raise ConfigError("planner.workers_max", "is less than what there has to be at least")
 
 
 def _validate_ports(router: RouterConfig) -> None:

@@ -237,6 +237,17 @@ DRAIN_S = 600.0
 DRAIN_S_MAX = 86_400.0
 """Longer is no drain."""
 
+# --- the planner ------------------------------------------------------------------------------
+
+PLANNER_ATTAINMENT_MAX = 0.999
+"""More cannot be told from the requests of a minute: fewer than a thousand mostly."""
+
+PLANNER_INTERVAL_S_MAX = 60.0
+"""A load that changes in longer than that needs no planner."""
+
+PLANS_KEPT_MAX = 256
+"""Remembered for `kvferry plan`: some minutes of the default interval, about 1 kB each."""
+
 # --- Ray --------------------------------------------------------------------------------------
 
 OBJECT_STORE_BYTES = 80 * 2**20

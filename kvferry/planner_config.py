@@ -1,4 +1,4 @@
-"""The settings of the planner, which keeps targets of latency by who does what (docs/planner.md)."""
+"""The settings of the planner: targets of latency, and what it may do for them."""
 
 from __future__ import annotations
 
