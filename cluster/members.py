@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvferry.ids import WorkerId
 from kvferry.membership import Role, WorkerInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvferry.config import ClusterConfig, WorkerGroupConfig, WorkersConfig
     from kvferry.router_config import RouterConfig
 
-ROUTER_NAME = "router-0"
+ROUTER_PORTS = 2
+"""Of each router: gRPC and HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,10 @@ class WorkerSpec:
     cpus: float
     gpus: float
     threads: int
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Further resources of Ray that it reserves."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What its node must be labelled with."""
 
     @property
     def name(self) -> str:
@@ -41,6 +48,13 @@ class RouterSpec:
     """0 takes a free port at the first start; a restart gets the same one again."""
     http_port: int
     """The same of HTTP."""
+    port_tries: int = 1
+    """Pairs of ports to look at: another router of the same node may have the first ones."""
+
+    def ports_of(self, attempt: int) -> tuple[int, int]:
+        """What to bind for gRPC and for HTTP in an attempt, from 0."""
+        shift = ROUTER_PORTS * attempt
+        return self.port and self.port + shift, self.http_port and self.http_port + shift
 
 
 MemberSpec: TypeAlias = WorkerSpec | RouterSpec
@@ -72,21 +86,27 @@ MemberInfo: TypeAlias = WorkerInfo | RouterInfo
 
 def members_of(config: ClusterConfig) -> tuple[MemberSpec, ...]:
     """Routers first: a worker is of no use before a router knows it."""
-    router = RouterSpec(
-        ROUTER_NAME, config.router.host, config.router.port, http_port_of(config.router)
-    )
+    routers = tuple(router_spec(config.router, number) for number in range(config.router.replicas))
     workers = tuple(
         worker_spec(role, number, group_of(config.workers, role))
         for role in Role
         for number in range(group_of(config.workers, role).count)
     )
-    return (router, *workers)
+    return (*routers, *workers)
+
+
+def router_spec(router: RouterConfig, number: int) -> RouterSpec:
+    """The router of this number."""
+    ports = router.port, http_port_of(router)
+    return RouterSpec(f"router-{number}", router.host, *ports, port_tries=router.replicas)
 
 
 def worker_spec(role: Role, number: int, group: WorkerGroupConfig) -> WorkerSpec:
     """The worker of this number of a group."""
     name = WorkerId(f"{role.value}-{number}")
-    return WorkerSpec(name, role, group.cpus, group.gpus, group.threads)
+    return WorkerSpec(
+        name, role, group.cpus, group.gpus, group.threads, group.resources, group.labels
+    )
 
 
 def group_of(groups: WorkersConfig, role: Role) -> WorkerGroupConfig:

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import random
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.launcher import StartOutcome, StartRefused
-from cluster.members import RouterInfo, RouterSpec
+from cluster.members import ROUTER_PORTS, RouterInfo, RouterSpec
+from kvferry.addresses import LOOPBACK, host_to_announce, host_to_bind
 from kvferry.clock import MonotonicClock
 from kvferry.config import config_from_mapping
-from kvferry.errors import InvalidInput, KvferryError
+from kvferry.errors import ConfigError, InvalidInput, KvferryError
 from kvferry.ids import WorkerId
 from kvferry.limits import STOP_TIMEOUT_S
 from kvferry.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvferry.membership import Membership
+    from kvferry.router_config import SmgConfig
+    from router.api.door_settings import DoorSettings
     from router.api.grpc_server import FrontDoor
     from router.api.http_server import HttpFrontDoor
     from router.api.security import Security
@@ -44,12 +47,17 @@ class RouterActor:
     """Hosts one router."""
 
     def __init__(
-        self, config: Mapping[str, Any], spec: RouterSpec, control: ClusterControl
+        self,
+        config: Mapping[str, Any],
+        spec: RouterSpec,
+        control: ClusterControl,
+        node_address: Callable[[], str] = lambda: LOOPBACK,
     ) -> None:
-        """`control` carries out what operators order."""
+        """`control` carries out what operators order; `node_address` is asked in this process."""
         configure_logging(spec.name)
         self._config = config_from_mapping(config)
         self._spec = spec
+        self._node_address = node_address
         self._control = control
         self._stopped = asyncio.Event()
         self._router: Router | None = None
@@ -60,38 +68,66 @@ class RouterActor:
     async def start(self) -> StartOutcome:
         """Load the tokenizer and open the front doors."""
         # Imported here, because the supervisor imports this module and needs none of it.
+        from engine.model_directory import resolve_model
         from router.api.door_settings import DoorSettings
-        from router.api.grpc_server import serve
-        from router.api.http_server import serve_http
         from router.api.request_metrics import RequestMetrics
         from router.api.security import Security
-        from router.api.smg_server import serve_smg
         from router.router import Router
         from router.span_export import open_export
 
         try:
             self._security = Security(self._config.router.security)
             self._security.start()
-            directory = Path(self._config.model.path)
+            # A node without workers has to make the model ready itself, for its tokenizer.
+            directory = await asyncio.to_thread(resolve_model, self._config.model.path)
             clock = MonotonicClock()
             self._router = Router(self._config, directory, clock, random.Random())
             await self._router.start()
             self._export = open_export(self._config.tracing, self._config.model.served_name)
             if self._export is not None:
                 self._router.log.on_end.append(self._export.note)
-            metrics, host = RequestMetrics(self._router, clock), self._spec.host
+            metrics = RequestMetrics(self._router, clock)
             settings = DoorSettings(self._router, metrics, self._security, self._control)
-            door, port = await serve(settings, (host, self._spec.port))
-            self._doors.append(door)
-            http_door, http_port = await serve_http(settings, (host, self._spec.http_port))
-            self._doors.append(http_door)
-            smg_door = await serve_smg(settings, self._config.router.smg)
-            if smg_door is not None:
-                self._doors.append(smg_door)
+            port, http_port = await self._open_doors(settings)
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
+        host = host_to_announce(self._spec.host, self._node_address())
         return RouterInfo(self._spec.name, host, port, http_port, os.getpid())
+
+    async def _open_doors(self, settings: DoorSettings) -> tuple[int, int]:
+        """Returns the ports of gRPC and HTTP. Raises `ConfigError` naming the one that is taken."""
+        last = self._spec.port_tries - 1
+        for attempt in range(last):
+            try:
+                return await self._open_doors_at(settings, attempt)
+            except ConfigError as error:
+                _log.info("ports are taken", extra={"reason": str(error)})
+                await self._close_doors()
+        return await self._open_doors_at(settings, last)
+
+    async def _open_doors_at(self, settings: DoorSettings, attempt: int) -> tuple[int, int]:
+        from router.api.grpc_server import serve
+        from router.api.http_server import serve_http
+        from router.api.smg_server import serve_smg
+
+        host = host_to_bind(self._spec.host, self._node_address())
+        port, http_port = self._spec.ports_of(attempt)
+        door, bound_port = await serve(settings, (host, port))
+        self._doors.append(door)
+        http_door, bound_http_port = await serve_http(settings, (host, http_port))
+        self._doors.append(http_door)
+        smg_door = await serve_smg(settings, self._smg(attempt))
+        if smg_door is not None:
+            self._doors.append(smg_door)
+        return bound_port, bound_http_port
+
+    def _smg(self, attempt: int) -> SmgConfig:
+        """As far from the configured port as the other ports are from theirs."""
+        smg, configured = self._config.router.smg, self._config.router.port
+        shift = self._spec.port - configured if configured else 0
+        port = smg.port and smg.port + shift + ROUTER_PORTS * attempt
+        return dataclasses.replace(smg, port=port)
 
     async def wait_until_ended(self) -> None:
         """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
@@ -136,4 +172,5 @@ class RouterActor:
                 await self._router.wind_down(self._config.router.stop_grace_s)
 
     async def _close_doors(self) -> None:
-        await asyncio.gather(*(door.stop(_CLOSING_S) for door in self._doors))
+        doors, self._doors = self._doors, []
+        await asyncio.gather(*(door.stop(_CLOSING_S) for door in doors))

@@ -11,13 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from cluster.launcher import StartOutcome, StartRefused
+from kvferry.addresses import LOOPBACK
 from kvferry.config import config_from_mapping
 from kvferry.errors import InvalidInput, KvferryError
 from kvferry.membership import Role
 from kvferry.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kvferry.ids import WorkerId
 
@@ -27,12 +28,21 @@ _log = logging.getLogger(__name__)
 class WorkerActor:
     """Hosts one worker. Each method returns plain data; none raises what is ours."""
 
-    def __init__(self, config: Mapping[str, Any], worker_id: WorkerId, role: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        worker_id: WorkerId,
+        role: str,
+        node_address: Callable[[], str] = lambda: LOOPBACK,
+    ) -> None:
+        """`node_address` is asked in this process: it tells of the node where that runs."""
         configure_logging(worker_id)
         # Imported here, because the supervisor imports this module and must not load torch.
         from cluster.worker_process import WorkerProcess
 
-        self._worker = WorkerProcess(config_from_mapping(config), worker_id, Role(role))
+        self._worker = WorkerProcess(
+            config_from_mapping(config), worker_id, Role(role), node_address()
+        )
         self._stopped = threading.Event()
 
     def start(self) -> StartOutcome:

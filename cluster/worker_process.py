@@ -37,6 +37,7 @@ from engine.tree_viewer import TreeViewer
 from kv_transfer.driver import HandoffDriver
 from kv_transfer.session import SESSION_SERVER_OPTIONS
 from kv_transfer.trace import HandoffTrace
+from kvferry.addresses import LOOPBACK, host_to_bind
 from kvferry.clock import MonotonicClock
 from kvferry.config import DeviceKind
 from kvferry.cores import cores_in
@@ -69,8 +70,15 @@ _log = logging.getLogger(__name__)
 class WorkerProcess:
     """One worker: model, KV, engine, both sides of the handoff, gRPC server."""
 
-    def __init__(self, config: ClusterConfig, worker_id: WorkerId, role: Role) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        worker_id: WorkerId,
+        role: Role,
+        node_address: str = LOOPBACK,
+    ) -> None:
         self._config = config
+        self._host = host_to_bind(config.worker_host, node_address)
         self._worker_id = worker_id
         self._role = role
         self._incarnation: Incarnation = new_incarnation()
@@ -166,7 +174,7 @@ class WorkerProcess:
             clock=clock,
             post=self._post,
             loop=self._loop,
-            link_host=config.worker_host,
+            link_host=self._host,
             model=model,
             trace=self._trace,
         )
@@ -216,12 +224,12 @@ class WorkerProcess:
                 *SESSION_SERVER_OPTIONS,
             ]
         )
-        port = server.add_insecure_port(f"{self._config.worker_host}:0")
+        port = server.add_insecure_port(f"{self._host}:0")
         info = WorkerInfo(
             worker_id=self._worker_id,
             role=self._role,
             incarnation=self._incarnation,
-            address=f"{self._config.worker_host}:{port}",
+            address=f"{self._host}:{port}",
         )
         driver.announce(info.address)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(info, step_loop), server)

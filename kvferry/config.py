@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from kvferry.addresses import AUTO
 from kvferry.config_checks import validate_config
 from kvferry.errors import ConfigError
 from kvferry.planner_config import PlannerConfig
+from kvferry.ray_config import PlacementConfig, RayConfig
 from kvferry.router_config import RouterConfig
 from kvferry.tracing_config import TracingConfig
 
@@ -155,6 +157,11 @@ class WorkerGroupConfig:
     cores: str = ""
     """Cores on which the processes of these workers run, such as `0` or `0-3,8`; empty: all.
     Workers that share a machine do not disturb one another when each group has its own."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """Further resources of Ray that each reserves, such as `{fast_net: 1}`: it runs where a node
+    has them."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels that a node must have, such as `{ray.io/accelerator-type: H100}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +313,11 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
-    worker_host: str = "127.0.0.1"
-    """Address that workers bind and announce."""
+    ray: RayConfig = field(default_factory=RayConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    worker_host: str = AUTO
+    """Address that workers bind and announce. auto: that of the Ray node each of them runs on,
+    which is 127.0.0.1 under `kvferry serve`."""
     restart_backoff_s: float = 0.5
     """Wait before a dead worker is started again; doubles up to 30 s while it keeps dying."""
 
@@ -447,8 +457,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return kind(value)
     if kind is float:
         return _to_float(value, name)
-    if kind == dict[str, str]:
-        return _to_texts(value, name)
+    if kind in (dict[str, str], dict[str, float]):
+        return _to_entries(value, name, typing.get_args(kind)[1])
     if kind is str and isinstance(value, int) and not isinstance(value, bool):
         return str(value)  # YAML reads a text of digits as a number.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -456,11 +466,12 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     return value
 
 
-def _to_texts(value: Any, name: str) -> dict[str, str]:
+def _to_entries(value: Any, name: str, kind: type) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(name, f"is {value!r}; must be a mapping of texts")
+        kinds = "texts" if kind is str else "numbers"
+        raise ConfigError(name, f"is {value!r}; must be a mapping of {kinds}")
     return {
-        _convert(str, key, name): _convert(str, at, f"{name}.{key}") for key, at in value.items()
+        _convert(str, key, name): _convert(kind, at, f"{name}.{key}") for key, at in value.items()
     }
 
 

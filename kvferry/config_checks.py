@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvferry.addresses import is_wildcard
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
 from kvferry.limits import (
@@ -14,6 +15,7 @@ from kvferry.limits import (
     PLANNER_ATTAINMENT_MAX,
     PLANNER_INTERVAL_S_MAX,
     REQUESTS_KEPT_MAX,
+    ROUTERS_MAX,
     STOP_GRACE_S_MAX,
     TENANT_CHARACTERS_MAX,
 )
@@ -68,6 +70,7 @@ _AT_LEAST: Mapping[str, float] = (
         "handoff.links_max": 1,
         "handoff.local_prefill_tokens_max": 0,
         "router.port": 0,
+        "router.replicas": 1,
         "router.requests_max": 1,
         "router.stop_grace_s": 0,
         "router.http.port": 0,
@@ -100,6 +103,7 @@ _ABOVE_ZERO = (
 )
 _AT_MOST: Mapping[str, float] = {
     "router.port": 65535,
+    "router.replicas": ROUTERS_MAX,
     "router.http.port": 65535,
     "router.smg.port": 65535,
     "router.stop_grace_s": STOP_GRACE_S_MAX,
@@ -115,6 +119,7 @@ _AT_MOST: Mapping[str, float] = {
 _NOT_EMPTY = (
     *("model.path", "model.served_name", "worker_host"),
     *("router.host", "router.smg.host", "router.smg.tenant"),
+    *("ray.address", "ray.namespace"),
 )
 
 
@@ -137,6 +142,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
             # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
             raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
         _validate_ranks(f"workers.{role}", getattr(groups, role), config.cache.host)
+        _validate_resources(f"workers.{role}", getattr(groups, role))
         _validate_cores(f"workers.{role}", getattr(groups, role))
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
@@ -148,6 +154,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     _validate_security(config.router.security)
     _validate_smg(config.router)
     _validate_planner(config)
+    _validate_addresses(config)
 
 
 def _validate_adapters(model: ModelConfig) -> None:
@@ -234,6 +241,10 @@ def _validate_planner(config: ClusterConfig) -> None:
 def _validate_ports(router: RouterConfig) -> None:
     if router.http.port == 0 and router.port == _AT_MOST["router.port"]:
         raise ConfigError("router.http.port", "must be set: router.port is the last one")
+    last = max(router.port, router.http.port, router.smg.port) + 2 * (router.replicas - 1)
+    if last >= _AT_MOST["router.port"] and router.replicas > 1:
+        problem = f"is {router.replicas}: one on the same node as the others would have port {last}"
+        raise ConfigError("router.replicas", problem)
     if router.http.port == router.port != 0:
         raise ConfigError("router.http.port", f"is {router.port}, as router.port is")
 
@@ -262,6 +273,26 @@ def _validate_smg(router: RouterConfig) -> None:
     if len(smg.tenant) > TENANT_CHARACTERS_MAX:
         problem = f"has more than {TENANT_CHARACTERS_MAX} characters"
         raise ConfigError("router.smg.tenant", problem)
+
+
+def _validate_addresses(config: ClusterConfig) -> None:
+    if is_wildcard(config.worker_host):
+        problem = f"is {config.worker_host}, which nobody can call; auto is the node's address"
+        raise ConfigError("worker_host", problem)
+    if "://" in config.ray.address:
+        # Ray's own client, which has no placement groups of its own and ends with its connection.
+        raise ConfigError("ray.address", "must be host:port of a head, or auto, without a scheme")
+
+
+def _validate_resources(name: str, group: WorkerGroupConfig) -> None:
+    own = {"CPU": "cpus", "GPU": "gpus"}
+    for resource, amount in group.resources.items():
+        if resource in own:
+            raise ConfigError(f"{name}.resources.{resource}", f"is set by {name}.{own[resource]}")
+        if amount <= 0 or (amount > 1 and not amount.is_integer()):
+            # Ray knows parts of one, and whole numbers.
+            problem = f"is {amount:g}; must be above 0, and whole above 1"
+            raise ConfigError(f"{name}.resources.{resource}", problem)
 
 
 def _validate_ranks(name: str, group: WorkerGroupConfig, host: HostTierConfig) -> None:

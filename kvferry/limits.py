@@ -255,6 +255,10 @@ OBJECT_STORE_BYTES = 80 * 2**20
 
 # --- the router -----------------------------------------------------------------------------
 
+ROUTERS_MAX = 64
+"""Every router keeps a stream of events and one of status to every worker, 64 times what one costs
+a worker; one router passes the tokens of some thousand streams."""
+
 INDEXED_BLOCKS_MAX = 2**22
 """Different blocks the router remembers of one pool: 67 M tokens at blocks of 16, the KV of 64
 workers with 10^6 tokens each. Each takes 24 to 64 bytes, at most 128 MiB together, and half of

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kvferry.addresses import AUTO
+
 ADMIN_TENANT = "admin"
 """The operator: whoever shows one of its keys may do everything."""
 
@@ -109,10 +111,13 @@ class TenantConfig:
 class RouterConfig:
     """The front door."""
 
-    host: str = "127.0.0.1"
-    """Address that the router binds."""
+    replicas: int = 1
+    """How many routers to keep running, on different nodes where there are several."""
+    host: str = AUTO
+    """Address that a router binds. auto: that of the Ray node it runs on, which is 127.0.0.1 under
+    `kvferry serve`."""
     port: int = 50051
-    """0 takes a free port."""
+    """0 takes a free port. Of routers on one node each further one takes the next two ports."""
     http: HttpConfig = field(default_factory=HttpConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)

@@ -60,7 +60,7 @@ def test_settings_names_each_leaf_with_its_default():
     named = dict(settings())
     assert named["cache.page_size"] == 16
     assert named["workers.decode.count"] == 1
-    assert named["worker_host"] == "127.0.0.1"
+    assert named["worker_host"] == "auto"
 
 
 @pytest.mark.parametrize(
