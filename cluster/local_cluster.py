@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import ray_runtime
-from cluster.cluster_state import Phase
-from cluster.members import cpus_wanted, http_port_of, members_of
+from cluster.members import ROUTER_PORTS, cpus_wanted, http_port_of, members_of
 from cluster.process_census import kill_all, processes_of
 from cluster.shutdown import run_every_step
+from cluster.startup import wait_until_serving
 from engine.lora_config import read_lora_config
 from kvferry.adapter_files import adapter_directory, read_adapter
-from kvferry.errors import ConfigError, DeadlineExceeded, KvferryError, WorkerUnavailable
-from kvferry.limits import STOP_TIMEOUT_S, WORKER_START_TIMEOUT_S
+from kvferry.addresses import LOOPBACK, host_to_bind
+from kvferry.errors import ConfigError, KvferryError, WorkerUnavailable
+from kvferry.limits import STOP_TIMEOUT_S
 from router.api.security import Security
 
 if TYPE_CHECKING:
@@ -42,15 +43,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_LAUNCHES_MAX = 3
-"""Launches of one member before starting the cluster is given up."""
-
 _SOCKET_DIRECTORY_CHARACTERS_MAX = 40
 """Ray's socket paths add about 65 characters to it, and the system allows 107."""
-
-
-class ClusterStartFailed(KvferryError):
-    """A member cannot be started; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +76,10 @@ class LocalCluster:
         """
         specs = members_of(self.config)
         cpus = max(cpus_wanted(specs), float(os.cpu_count() or 1))
-        ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
+        address = host_to_bind(self.config.worker_host, LOOPBACK)
+        ray_runtime.start_ray(self.directory, address, cpus)
         self._supervisor = ray_runtime.start_supervisor(self.config)
-        view = self._wait_until_complete(self._supervisor)
-        self._wait_until_reachable(self._supervisor)
-        return view
+        return wait_until_serving(self._supervisor, self._clock)
 
     @property
     def address(self) -> str:
@@ -159,29 +152,6 @@ class LocalCluster:
             raise WorkerUnavailable("the cluster is not running")
         return self._supervisor
 
-    def _wait_until_complete(self, supervisor: SupervisorHandle) -> ClusterView:
-        deadline = self._clock.now() + WORKER_START_TIMEOUT_S
-        view = supervisor.view()
-        while not view.is_complete:
-            for report in view.reports:
-                if report.failed_for_good or report.launches > _LAUNCHES_MAX:
-                    raise ClusterStartFailed(f"{report.name} does not start: {report.last_end}")
-            if self._clock.now() > deadline:
-                missing = [r.name for r in view.reports if r.phase is not Phase.RUNNING]
-                raise DeadlineExceeded(
-                    f"not running after {WORKER_START_TIMEOUT_S:g} s: {', '.join(missing)}"
-                )
-            view = supervisor.wait_for_change(view.changes, timeout_s=1.0)
-        return view
-
-    def _wait_until_reachable(self, supervisor: SupervisorHandle) -> None:
-        """A router learns of workers a moment later; until then it would do without them."""
-        deadline = self._clock.now() + WORKER_START_TIMEOUT_S
-        while missing := supervisor.unreached_workers():
-            if self._clock.now() > deadline:
-                raise DeadlineExceeded(f"the router does not reach {', '.join(missing)}")
-            time.sleep(_POLL_S)
-
     def _end_processes(self) -> StopReport:
         """Wait for what is ending, then use force. Zombies count as ended."""
         killed: dict[int, str] = {}
@@ -198,21 +168,28 @@ class LocalCluster:
 
 
 def check_port_free(router: RouterConfig) -> None:
-    """Raise `ConfigError` if a port of the router is taken, before half a cluster has started."""
+    """Raise `ConfigError` if a port of a router is taken, before half a cluster has started."""
+    host = host_to_bind(router.host, LOOPBACK)
     addresses = {
-        "router.port": (router.host, router.port),
-        "router.http.port": (router.host, http_port_of(router)),
+        "router.port": (host, router.port),
+        "router.http.port": (host, http_port_of(router)),
         "router.smg.port": (router.smg.host, router.smg.port),
     }
-    for name, (host, port) in addresses.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                problem = f"{host}:{port} is in use ({error.strerror})"
-                hint = "0 takes a free one" if name == "router.port" else "set another one"
-                raise ConfigError(name, f"{problem}; {hint}") from error
+    for name, address in addresses.items():
+        for number in range(router.replicas):
+            _probe(name, address, ROUTER_PORTS * number)
+
+
+def _probe(name: str, address: tuple[str, int], shift: int) -> None:
+    host, port = address[0], address[1] and address[1] + shift
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            problem = f"{host}:{port} is in use ({error.strerror})"
+            hint = "0 takes a free one" if name == "router.port" else "set another one"
+            raise ConfigError(name, f"{problem}; {hint}") from error
 
 
 def check_security(config: ClusterConfig) -> ClusterConfig:

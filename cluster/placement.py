@@ -1,11 +1,8 @@
 """On which node a member is placed. Pure: from what nodes have and who is there, to a choice.
 
-Each worker has a placement group of its own with one bundle, which this choice pins to a node:
-the reservation outlives the worker's process, so that nobody takes its place while it is started
-again, and ends with the worker. Where no node has room, the group is left to Ray, whose autoscaler
-sees it wait and may bring a node.
-
-Routers reserve nothing and go where fewest of them are.
+Each launch of a member has a placement group of one bundle, which this choice pins to a node. Where
+no node has room for a worker, the group is left to Ray, whose autoscaler sees it wait and may bring
+a node. Routers reserve nothing but their place; they go where fewest of them are.
 """
 
 from __future__ import annotations
@@ -61,8 +58,12 @@ def choose_node(
     spec: WorkerSpec,
     placed: Sequence[Placed],
     strategy: PlacementStrategy,
+    former: str = "",
 ) -> NodeRoom | None:
-    """The best node with room for a worker; None if none has any."""
+    """The best node with room for a worker, of equals `former`, the address where it was before.
+
+    None if no node has room.
+    """
     wanted = bundle_of(spec)
     fitting = [node for node in nodes if _fits(node, wanted, spec.labels)]
     others = [each for each in placed if each.name != spec.name and each.role is not None]
@@ -82,21 +83,32 @@ def choose_node(
     # Of equals the one with most room left, then by address: the same input, the same choice.
     return min(
         fitting,
-        key=lambda node: (*rank(node), -node.free.get("CPU", 0.0), node.address),
+        key=lambda node: (
+            *rank(node),
+            node.address != former,
+            -node.free.get("CPU", 0.0),
+            node.address,
+        ),
         default=None,
     )
 
 
 def choose_router_node(
-    nodes: Sequence[NodeRoom], name: str, placed: Sequence[Placed]
+    nodes: Sequence[NodeRoom], name: str, placed: Sequence[Placed], former: str = ""
 ) -> NodeRoom | None:
-    """The node with fewest routers, of these the one with fewest workers; None without nodes."""
+    """Where clients know the router, if that node lives, else the node with fewest routers, of
+    these the one with fewest workers. None without nodes."""
     others = [each for each in placed if each.name != name]
     routers = Counter(each.address for each in others if each.role is None)
     of_all = Counter(each.address for each in others)
     return min(
         nodes,
-        key=lambda node: (routers[node.address], of_all[node.address], node.address),
+        key=lambda node: (
+            node.address != former,
+            routers[node.address],
+            of_all[node.address],
+            node.address,
+        ),
         default=None,
     )
 

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util import get_node_ip_address
 
 from cluster.launcher import Launcher, MemberEnded, MemberHandle, StartOutcome
 from cluster.members import MemberSpec, RouterSpec, WorkerSpec
 from cluster.ray_errors import short_text
+from cluster.ray_placement import RayPlaces
 from cluster.router_actor import RouterActor
 from cluster.worker_actor import WorkerActor
+from kvferry.config import config_from_mapping
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import CALLS_AT_ONCE_MAX
 from router.cluster_control import ClusterControl
@@ -20,10 +23,14 @@ from router.cluster_control import ClusterControl
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from cluster.ray_placement import Place
     from kvferry.membership import Membership, Role
 
 _WORKER_THREADS = 4
 """Of a worker's actor: one each for a pending watcher, a health call and `stop`, and a spare."""
+
+_PLACE_CHECK_INTERVAL_S = 1.0
+"""While a member starts, between two questions whether its node is there."""
 
 _T = TypeVar("_T")
 
@@ -31,34 +38,44 @@ _T = TypeVar("_T")
 class RayLauncher(Launcher):
     """Starts members as detached actors, which outlive a supervisor that dies."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], *, on_many_nodes: bool = False) -> None:
+        """`on_many_nodes`: each member has a place of its own; else Ray, which is private, has all
+        of them on its one node."""
         self._config = dict(config)
+        strategy = config_from_mapping(config).placement.strategy
+        self._places = RayPlaces(strategy) if on_many_nodes else None
 
     def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
         """Ask Ray for the actor; whether it comes to life is told by its `start`."""
+        place = None if self._places is None else self._places.reserve(spec, launch)
+        options = {} if place is None else place.options
         match spec:
             case WorkerSpec():
-                return _RayMember(self._launch_worker(spec, launch))
+                return _RayMember(self._launch_worker(spec, launch, options), place)
             case RouterSpec():
-                return _RayMember(self._launch_router(spec, launch))
+                return _RayMember(self._launch_router(spec, launch, options), place)
 
-    def _launch_worker(self, spec: WorkerSpec, launch: int) -> Any:
+    def _launch_worker(self, spec: WorkerSpec, launch: int, options: dict[str, Any]) -> Any:
         threads = str(spec.threads)
-        options = {
+        options = options | {
             "num_cpus": spec.cpus,
             "num_gpus": spec.gpus,
             "max_concurrency": _WORKER_THREADS,
             # Read by OpenMP and MKL when torch is loaded; later it is too late.
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
         }
+        if self._places is not None:
+            options["resources"] = dict(spec.resources)
         return _actor(WorkerActor, spec.name, launch, options).remote(
-            self._config, spec.worker_id, spec.role.value
+            self._config, spec.worker_id, spec.role.value, get_node_ip_address
         )
 
-    def _launch_router(self, spec: RouterSpec, launch: int) -> Any:
-        options = {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE_MAX}
+    def _launch_router(self, spec: RouterSpec, launch: int, options: dict[str, Any]) -> Any:
+        options = options | {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE_MAX}
         control = _RayControl(ray.get_runtime_context().current_actor)
-        return _actor(RouterActor, spec.name, launch, options).remote(self._config, spec, control)
+        return _actor(RouterActor, spec.name, launch, options).remote(
+            self._config, spec, control, get_node_ip_address
+        )
 
 
 class _RayControl(ClusterControl):
@@ -103,11 +120,22 @@ def _actor(kind: type, name: str, launch: int, options: dict[str, Any]) -> Any:
 class _RayMember(MemberHandle):
     """A member that is a Ray actor."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, place: Place | None) -> None:
         self._actor = actor
+        self._place = place
 
     async def start(self) -> StartOutcome:
-        return await _ask(self._actor.start.remote)
+        asked: Awaitable[StartOutcome] = _ask(self._actor.start.remote)
+        starting = asyncio.ensure_future(asked)
+        try:
+            while not starting.done():
+                await asyncio.wait({starting}, timeout=_PLACE_CHECK_INTERVAL_S)
+                # Ray would wait for another node with room, for as long as it takes.
+                if self._place is not None and not starting.done() and self._place.is_lost():
+                    raise MemberEnded("its node is gone")
+            return await starting
+        finally:
+            starting.cancel()
 
     async def wait_until_ended(self) -> None:
         await _ask(self._actor.wait_until_ended.remote)
@@ -129,6 +157,8 @@ class _RayMember(MemberHandle):
 
     def kill(self) -> None:
         ray.kill(self._actor)
+        if self._place is not None:
+            self._place.release()
 
 
 async def _ask(method: Callable[..., Awaitable[_T]], *arguments: object) -> _T:

@@ -17,7 +17,7 @@ from cluster.ray_errors import short_text
 from cluster.ray_launcher import RayLauncher
 from cluster.supervisor_actor import SupervisorActor
 from kvferry.config import to_mapping
-from kvferry.errors import WorkerUnavailable
+from kvferry.errors import ErrorKind, KvferryError, WorkerUnavailable
 from kvferry.limits import (
     CALLS_AT_ONCE_MAX,
     OBJECT_STORE_BYTES,
@@ -26,8 +26,10 @@ from kvferry.limits import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from cluster.launcher import Launcher
     from cluster.supervisor import ClusterView
     from kvferry.config import ClusterConfig
 
@@ -49,6 +51,12 @@ _RAY_ENVIRONMENT = {
     # machine, Ray's own daemons and this process among it, would go before a decode step.
     "RAY_worker_niceness": "0",
 }
+
+
+class NoRayCluster(KvferryError):
+    """There is no Ray cluster at that address, or this machine is no node of it."""
+
+    kind = ErrorKind.UNAVAILABLE
 
 
 def start_ray(directory: Path, address: str, cpus: float) -> None:
@@ -86,12 +94,31 @@ def stop_ray() -> None:
     ray.shutdown()
 
 
-class SupervisorHandle:
-    """The supervisor, seen from the process that owns the cluster. Calls block."""
+def connect_ray(address: str, namespace: str) -> None:
+    """Connect to a Ray cluster of which this machine is a node; `stop_ray` leaves it as it is.
 
-    def __init__(self, actor: Any, router_grace_s: float) -> None:
+    Raises `NoRayCluster`.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=address,
+            namespace=namespace,
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        raise NoRayCluster(f"ray.address: {address}: {short_text(error)}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+class SupervisorHandle:
+    """The supervisor, seen from a process outside. Calls block."""
+
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._stop_timeout_s = router_grace_s + _STOP_ALL_TIMEOUT_S
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
@@ -113,13 +140,17 @@ class SupervisorHandle:
     def stop(self) -> None:
         """End every member, then the supervisor."""
         try:
-            _get(self._actor.stop.remote(), self._stop_timeout_s)
+            grace_s = _get(self._actor.router_grace_s.remote(), STOP_TIMEOUT_S)
+            _get(self._actor.stop.remote(), grace_s + _STOP_ALL_TIMEOUT_S)
         finally:
             ray.kill(self._actor)
 
 
-def start_supervisor(config: ClusterConfig) -> SupervisorHandle:
-    """Start the one supervisor of the running cluster; it begins to start the members."""
+def start_supervisor(
+    config: ClusterConfig,
+    make_launcher: Callable[[Mapping[str, Any]], Launcher] = RayLauncher,
+) -> SupervisorHandle:
+    """Start the one supervisor of the cluster; it begins to start the members."""
     actor_class: Any = ray.remote(SupervisorActor)  # Ray's own types do not carry `remote`.
     actor = actor_class.options(
         name=_SUPERVISOR_NAME,
@@ -127,9 +158,17 @@ def start_supervisor(config: ClusterConfig) -> SupervisorHandle:
         num_cpus=0,
         max_concurrency=CALLS_AT_ONCE_MAX,
         enable_task_events=False,
-    ).remote(to_mapping(config), RayLauncher)
+    ).remote(to_mapping(config), make_launcher)
     _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
-    return SupervisorHandle(actor, config.router.stop_grace_s)
+    return SupervisorHandle(actor)
+
+
+def find_supervisor() -> SupervisorHandle | None:
+    """The supervisor of this namespace, if there is one."""
+    try:
+        return SupervisorHandle(ray.get_actor(_SUPERVISOR_NAME))
+    except ValueError:
+        return None
 
 
 def _get(reference: Any, timeout_s: float) -> Any:

@@ -79,6 +79,10 @@ class SupervisorActor:
         """See `Supervisor.remove_worker`."""
         return await _outcome(self._started().remove_worker(worker_id, drain_s))
 
+    async def router_grace_s(self) -> float:
+        """How long `stop` may wait for requests that run, in seconds."""
+        return config_from_mapping(self._config).router.stop_grace_s
+
     async def stop(self) -> None:
         """End every member."""
         await self._started().stop()

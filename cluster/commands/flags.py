@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.client import Client
 from cluster.client_security import ClientSecurity
+from kvferry.addresses import LOOPBACK
 from kvferry.config import load_config, settings
 from kvferry.router_config import RouterConfig
 from kvferry.setting_texts import setting_texts
@@ -71,9 +72,11 @@ def config_of(arguments: argparse.Namespace) -> ClusterConfig:
 
 def add_address(command: argparse.ArgumentParser) -> None:
     """How to reach a router; `client_of` reads it."""
-    default = RouterConfig()
     command.add_argument(
-        "--address", default=f"{default.host}:{default.port}", help="default: %(default)s"
+        "--address",
+        default=f"{LOOPBACK}:{RouterConfig().port}",
+        help="of a router, host:port; of several, with commas between them, the next one is asked "
+        "when one is gone; default: %(default)s",
     )
     group = command.add_argument_group(
         "security",
@@ -91,7 +94,7 @@ def client_of(arguments: argparse.Namespace) -> Client:
         tls_key=arguments.tls_key,
         api_key=os.environ.get(_API_KEY_VARIABLE, ""),
     )
-    return Client(arguments.address, security=security)
+    return Client(*arguments.address.split(","), security=security)
 
 
 def client_flags() -> list[str]:
