@@ -139,9 +139,9 @@ def test_a_seed_that_is_given_stays(routers):
 
 
 def test_routers_that_bring_nothing_new_are_not_asked_for_ever(routers):
-    with Client(routers.start(breaks_after=3), routers.start(breaks_after=3)) as client:
-        with pytest.raises(CallFailed, match="the router is stopping"):
-            answer_of(client)
+    stopping = [routers.start(breaks_after=3) for _ in range(2)]
+    with Client(*stopping) as client, pytest.raises(CallFailed, match="the router is stopping"):
+        answer_of(client)
     assert len(routers.asked) == 3
 
 

@@ -38,6 +38,26 @@ def test_aggregated_workers_have_the_role_both():
     assert [spec.role for spec in specs if isinstance(spec, WorkerSpec)] == [Role.BOTH]
 
 
+def test_replicas_are_routers_that_may_have_the_ports_of_one_another():
+    routers = [spec for spec in specs_for(router__replicas="3") if isinstance(spec, RouterSpec)]
+    assert [spec.name for spec in routers] == ["router-0", "router-1", "router-2"]
+    assert [routers[1].ports_of(attempt) for attempt in range(routers[1].port_tries)] == [
+        (50051, 50052),
+        (50053, 50054),
+        (50055, 50056),
+    ]
+
+
+def test_a_free_port_is_free_in_every_attempt():
+    assert RouterSpec("router-0", "auto", 0, 0, port_tries=2).ports_of(1) == (0, 0)
+
+
+def test_workers_carry_what_their_node_must_have():
+    specs = specs_for(workers__decode__resources="{fast: 1}", workers__decode__labels="{zone: x}")
+    (decode,) = [s for s in specs if isinstance(s, WorkerSpec) and s.role is Role.DECODE]
+    assert (decode.resources, decode.labels) == ({"fast": 1.0}, {"zone": "x"})
+
+
 def test_the_router_gets_its_address_from_the_configuration():
     router = specs_for(router__port="0", router__host="0.0.0.0")[0]
     assert router == RouterSpec("router-0", "0.0.0.0", 0, 0)

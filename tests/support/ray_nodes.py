@@ -1,0 +1,149 @@
+"""A Ray cluster of several nodes, each a host of `namespaces` with its own address.
+
+Ray runs as an operator starts it: `ray start` on each host. A node can be killed, all its processes
+at once, and started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from tests.support.namespaces import Network
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.namespaces import Host
+
+_PORT = 6379
+_UP_WITHIN_S = 90.0
+_BIN = Path(sys.executable).parent
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    # A node that answers that nobody is there is dead after 3 s. One that does not answer at all
+    # is so after 33 s: a network that is cut for 20 s brings it back.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class RayNode:
+    """One node: a host and what `ray start` has started there."""
+
+    def __init__(self, host: Host, head: Host, cpus: int, directory: Path) -> None:
+        self.host = host
+        self._head = head
+        self._cpus = cpus
+        self._directory = directory
+        self._log = directory / f"{host.name}.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_head(self) -> bool:
+        return self.host is self._head
+
+    @property
+    def address(self) -> str:
+        return self.host.address
+
+    def start(self) -> None:
+        """`ray start`, until it is a node of the cluster."""
+        assert self._process is None, f"{self.host.name} runs already"
+        where = (
+            ("--head", f"--port={_PORT}", "--include-dashboard=false")
+            if self.is_head
+            else (f"--address={self._head.address}:{_PORT}",)
+        )
+        already = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("a") as log:
+            self._process = self.host.start(
+                *(_BIN / "ray", "start", *where, f"--node-ip-address={self.address}"),
+                *(f"--num-cpus={self._cpus}", f"--object-store-memory={80 * 2**20}"),
+                *(f"--temp-dir={self._directory / self.host.name}", "--disable-usage-stats"),
+                "--block",
+                env=node_environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+        def is_up() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, self._log.read_text()
+            return "Ray runtime started" in self._log.read_text()[already:]
+
+        wait_until(f"Ray on {self.host.name}", is_up, _UP_WITHIN_S, state=self._log.read_text)
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes: Ray's and ours."""
+        self.host.kill()
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def run(self, *arguments: object, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
+        """`kvferry ...` on this node."""
+        command = (sys.executable, "-m", "cluster.cli", *arguments)
+        return self.host.run(*command, timeout_s=timeout_s, env=node_environment())
+
+    def logs(self, characters: int = 2000) -> str:
+        """The ends of what our members on this node have written."""
+        parts = []
+        for file in sorted((self._directory / self.host.name).glob("session_2*/logs/worker-*")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if text.strip():
+                parts.append(f"--- {self.host.name}/{file.name}\n{text[-characters:]}")
+        return "\n".join(parts)
+
+
+class RayNodes:
+    """The nodes, the head first; as a context manager, at whose end no process is left."""
+
+    def __init__(self, count: int, cpus: int) -> None:
+        """`cpus` of each node, which members may reserve."""
+        # Short: Ray puts sockets below it, whose paths the system bounds.
+        self._directory = Path(tempfile.mkdtemp(prefix="kvf-", dir="/tmp"))
+        self.network = Network(count)
+        head = self.network.hosts[0]
+        self.nodes = [RayNode(host, head, cpus, self._directory) for host in self.network.hosts]
+
+    @property
+    def head(self) -> RayNode:
+        return self.nodes[0]
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            undo.enter_context(self.network)
+            undo.callback(self._kill)
+            for node in self.nodes:
+                node.start()
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            print(self.logs(), file=sys.stderr)  # noqa: T201
+        self._undo.close()
+
+    def logs(self) -> str:
+        """Of all nodes."""
+        return "\n".join(node.logs() for node in self.nodes)
+
+    def _kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+def node_environment() -> dict[str, str]:
+    """Of Ray's processes, and of commands on a node."""
+    return dict(os.environ) | _ENVIRONMENT
