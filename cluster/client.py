@@ -172,12 +172,11 @@ class Client:
     def traces(self, name: str, count_max: int) -> inference.TracesResponse:
         """One request by its id or trace id, or the latest ones ("")."""
         asked = inference.TracesRequest(name=name, count_max=count_max)
-        try:
-            answer: inference.TracesResponse = self._admin.Traces(
+        answer: inference.TracesResponse = self._ask(
+            lambda router: router.admin.Traces(
                 asked, timeout=_STATUS_TIMEOUT_S, metadata=self._metadata
             )
-        except grpc.RpcError as error:
-            raise self._failure(error) from error
+        )
         return answer
 
     def add_worker(self, role: str) -> str:
