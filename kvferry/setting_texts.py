@@ -8,30 +8,39 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
+import sys
 import typing
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kvferry.config import ClusterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
-def setting_texts() -> dict[str, str]:
+@functools.cache
+def setting_texts() -> Mapping[str, str]:
     """Dotted name -> the text below the field, in one line. Every setting has one."""
-    return dict(_texts(ClusterConfig, ""))
+    return MappingProxyType(dict(_texts(ClusterConfig, "")))
 
 
 def _texts(kind: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    (node,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(node, ast.ClassDef)
-    texts = _field_texts(node)
+    texts = _field_texts(_classes(kind.__module__)[kind.__name__])
     for name, value_kind in typing.get_type_hints(kind).items():
         if dataclasses.is_dataclass(value_kind):
             yield from _texts(value_kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", texts[name]
+
+
+@functools.cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """Each module is parsed once: commands of clients wait for this, too."""
+    lines = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {line.name: line for line in lines if isinstance(line, ast.ClassDef)}
 
 
 def _field_texts(node: ast.ClassDef) -> dict[str, str]:
