@@ -46,6 +46,8 @@ class RayNode:
         self._cpus = cpus
         self._directory = directory
         self._log = directory / f"{host.name}.log"
+        self._already = 0
+        """Characters of the log that are of earlier starts."""
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -58,13 +60,18 @@ class RayNode:
 
     def start(self) -> None:
         """`ray start`, until it is a node of the cluster."""
+        self.launch()
+        self.wait_until_up()
+
+    def launch(self) -> None:
+        """`ray start`, without waiting."""
         assert self._process is None, f"{self.host.name} runs already"
         where = (
             ("--head", f"--port={_PORT}", "--include-dashboard=false")
             if self.is_head
             else (f"--address={self._head.address}:{_PORT}",)
         )
-        already = self._log.stat().st_size if self._log.exists() else 0
+        self._already = len(self._log.read_text()) if self._log.exists() else 0
         with self._log.open("a") as log:
             self._process = self.host.start(
                 *(_BIN / "ray", "start", *where, f"--node-ip-address={self.address}"),
@@ -76,10 +83,13 @@ class RayNode:
                 stderr=subprocess.STDOUT,
             )
 
+    def wait_until_up(self) -> None:
+        """Until it is a node of the cluster."""
+
         def is_up() -> bool:
             assert self._process is not None
             assert self._process.poll() is None, self._log.read_text()
-            return "Ray runtime started" in self._log.read_text()[already:]
+            return "Ray runtime started" in self._log.read_text()[self._already :]
 
         wait_until(f"Ray on {self.host.name}", is_up, _UP_WITHIN_S, state=self._log.read_text)
 
@@ -125,8 +135,11 @@ class RayNodes:
             undo.callback(shutil.rmtree, self._directory, ignore_errors=True)
             undo.enter_context(self.network)
             undo.callback(self._kill)
-            for node in self.nodes:
-                node.start()
+            self.head.start()
+            for node in self.nodes[1:]:
+                node.launch()
+            for node in self.nodes[1:]:
+                node.wait_until_up()
             self._undo = undo.pop_all()
         return self
 
