@@ -50,6 +50,8 @@ class RouterSpec:
     """The same of HTTP."""
     port_tries: int = 1
     """Pairs of ports to look at: another router of the same node may have the first ones."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Resources of Ray that it reserves."""
 
     def ports_of(self, attempt: int) -> tuple[int, int]:
         """What to bind for gRPC and for HTTP in an attempt, from 0."""
@@ -98,7 +100,13 @@ def members_of(config: ClusterConfig) -> tuple[MemberSpec, ...]:
 def router_spec(router: RouterConfig, number: int) -> RouterSpec:
     """The router of this number."""
     ports = router.port, http_port_of(router)
-    return RouterSpec(f"router-{number}", router.host, *ports, port_tries=router.replicas)
+    return RouterSpec(
+        f"router-{number}",
+        router.host,
+        *ports,
+        port_tries=router.replicas,
+        resources=router.resources,
+    )
 
 
 def worker_spec(role: Role, number: int, group: WorkerGroupConfig) -> WorkerSpec:

@@ -2,7 +2,7 @@
 
 Each launch of a member has a placement group of one bundle, which this choice pins to a node. Where
 no node has room for a worker, the group is left to Ray, whose autoscaler sees it wait and may bring
-a node. Routers reserve nothing but their place; they go where fewest of them are.
+a node. Routers reserve their place and what they are told to; they go where fewest of them are.
 """
 
 from __future__ import annotations
@@ -91,6 +91,13 @@ def choose_node(
         ),
         default=None,
     )
+
+
+def nodes_with_room(
+    nodes: Sequence[NodeRoom], resources: Mapping[str, float]
+) -> tuple[NodeRoom, ...]:
+    """Those that have all of it left."""
+    return tuple(node for node in nodes if _fits(node, resources, {}))
 
 
 def choose_router_node(

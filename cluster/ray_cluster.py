@@ -21,12 +21,13 @@ from cluster.ray_launcher import RayLauncher
 from cluster.ray_placement import release_all
 from cluster.shutdown import run_every_step
 from cluster.startup import wait_until_serving
+from cluster.stay import stay
 from kvferry.config import BUNDLED_MODEL
 from kvferry.errors import ErrorKind, KvferryError, WorkerUnavailable
 from kvferry.limits import STOP_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cluster.ray_runtime import SupervisorHandle
     from cluster.supervisor import ClusterView
@@ -75,6 +76,12 @@ def bring_up(config: ClusterConfig, clock: Clock) -> ClusterView:
         except BaseException:
             _take_down(config.ray.namespace, clock)
             raise
+
+
+def stay_with(config: RayConfig, clock: Clock, tell: Callable[[str], None]) -> None:
+    """Tell of the members of a running cluster until it is gone, see `cluster.stay`."""
+    with _connected(config):
+        stay(ray_runtime.find_supervisor, clock, time.sleep, tell)
 
 
 def take_down(config: RayConfig, clock: Clock) -> DownReport:

@@ -22,7 +22,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.launcher import MemberEnded
 from cluster.members import WorkerSpec
-from cluster.placement import NodeRoom, Placed, bundle_of, choose_node, choose_router_node
+from cluster.placement import (
+    NodeRoom,
+    Placed,
+    bundle_of,
+    choose_node,
+    choose_router_node,
+    nodes_with_room,
+)
 from kvferry.membership import Role
 
 if TYPE_CHECKING:
@@ -102,9 +109,10 @@ class RayPlaces:
             node = choose_node(nodes, spec, placed, self._strategy, former)
             bundle, role = bundle_of(spec), spec.role.value
         else:
-            node = choose_router_node(nodes, spec.name, placed, former)
+            fitting = nodes_with_room(nodes, spec.resources)
+            node = choose_router_node(fitting, spec.name, placed, former)
             self._wait_for_node(spec.name, node, placed)
-            bundle, role = {}, _ROUTER
+            bundle, role = dict(spec.resources), _ROUTER
         if node is not None:
             self._former[spec.name] = node.address
             bundle[f"{_NODE_RESOURCE}{node.address}"] = _PIN

@@ -123,6 +123,10 @@ _NOT_EMPTY = (
 )
 
 
+_GROUP_OWN = {"CPU": "cpus", "GPU": "gpus"}
+"""Resources of Ray that workers have settings for."""
+
+
 def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` naming the first setting that is out of its range or goes with no other.
 
@@ -142,7 +146,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
             # Ray shares one GPU among workers, but gives no worker a GPU and a part of another.
             raise ConfigError(f"workers.{role}.gpus", f"is {gpus}; above 1 it must be whole")
         _validate_ranks(f"workers.{role}", getattr(groups, role), config.cache.host)
-        _validate_resources(f"workers.{role}", getattr(groups, role))
+        _validate_resources(f"workers.{role}", getattr(groups, role).resources, _GROUP_OWN)
         _validate_cores(f"workers.{role}", getattr(groups, role))
     if groups.decode.count + groups.both.count == 0:
         raise ConfigError("workers.decode.count", "no worker could decode; set this or both.count")
@@ -150,6 +154,7 @@ def validate_config(config: ClusterConfig, values: Mapping[str, Any]) -> None:
         raise ConfigError("workers.decode.count", "prefill workers need a decode worker")
     _validate_adapters(config.model)
     _validate_ngram(config.speculation.ngram)
+    _validate_resources("router", config.router.resources, {})
     _validate_ports(config.router)
     _validate_security(config.router.security)
     _validate_smg(config.router)
@@ -284,11 +289,13 @@ def _validate_addresses(config: ClusterConfig) -> None:
         raise ConfigError("ray.address", "must be host:port of a head, or auto, without a scheme")
 
 
-def _validate_resources(name: str, group: WorkerGroupConfig) -> None:
-    own = {"CPU": "cpus", "GPU": "gpus"}
-    for resource, amount in group.resources.items():
+def _validate_resources(name: str, resources: Mapping[str, float], own: Mapping[str, str]) -> None:
+    """`own`: settings that stand for a resource; empty: the member has none of these."""
+    for resource, amount in resources.items():
         if resource in own:
             raise ConfigError(f"{name}.resources.{resource}", f"is set by {name}.{own[resource]}")
+        if resource in _GROUP_OWN:
+            raise ConfigError(f"{name}.resources.{resource}", "is not for routers to reserve")
         if amount <= 0 or (amount > 1 and not amount.is_integer()):
             # Ray knows parts of one, and whole numbers.
             problem = f"is {amount:g}; must be above 0, and whole above 1"

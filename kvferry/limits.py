@@ -250,6 +250,10 @@ PLANS_KEPT_MAX = 256
 
 # --- Ray --------------------------------------------------------------------------------------
 
+SUPERVISOR_ABSENCE_MAX_S = 90.0
+"""Of a supervisor that is being started again, seen by who stays with its cluster: as long as a
+worker's start, without the disk being cold. Then the cluster counts as gone."""
+
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's shared memory. No request data passes through it; this is about the least it accepts."""
 

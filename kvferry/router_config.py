@@ -113,6 +113,9 @@ class RouterConfig:
 
     replicas: int = 1
     """How many routers to keep running, on different nodes where there are several."""
+    resources: dict[str, float] = field(default_factory=dict)
+    """Resources of Ray that each reserves under `kvferry up`, such as `{router_pod: 1}`: it runs
+    where a node has them, and waits where none has any left."""
     host: str = AUTO
     """Address that a router binds. auto: that of the Ray node it runs on, which is 127.0.0.1 under
     `kvferry serve`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cluster.cluster_state import Phase
 from cluster.commands.flags import add_command, add_settings, config_of
 from cluster.interrupts import ignore_signals
+from cluster.member_news import MemberNews
 from kvferry.clock import MonotonicClock
 from kvferry.config import BUNDLED_MODEL
 from kvferry.errors import ConfigError
@@ -67,18 +67,13 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 def _watch(cluster: LocalCluster, view: ClusterView) -> None:
     """Tell of members that end and come back, until interrupted: the normal end of serving."""
-    seen = {report.name: report.phase for report in view.reports}
+    news = MemberNews()
+    news.lines(view)
     try:
         while True:
             view = cluster.wait_for_change(view.changes, _WATCH_S)
-            for report in view.reports:
-                if report.phase is not seen.get(report.name):
-                    reason = f" ({report.last_end})" if report.phase is Phase.WAITING else ""
-                    print(f"{report.name}: {report.phase.value}{reason}", flush=True)  # noqa: T201
-                    seen[report.name] = report.phase
-            for name in seen.keys() - {report.name for report in view.reports}:
-                print(f"{name}: removed", flush=True)  # noqa: T201
-                del seen[name]
+            for line in news.lines(view):
+                print(line, flush=True)  # noqa: T201
     except KeyboardInterrupt:
         return
 

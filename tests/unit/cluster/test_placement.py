@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from cluster.members import WorkerSpec
-from cluster.placement import NodeRoom, Placed, bundle_of, choose_node, choose_router_node
+from cluster.placement import (
+    NodeRoom,
+    Placed,
+    bundle_of,
+    choose_node,
+    choose_router_node,
+    nodes_with_room,
+)
 from kvferry.ids import WorkerId
 from kvferry.membership import Role
 from kvferry.ray_config import PlacementStrategy
@@ -131,3 +138,10 @@ def test_a_router_stays_where_its_clients_look_for_it():
     chosen = choose_router_node([node("a"), node("c")], "router-1", placed, former="b")
     assert chosen is not None
     assert chosen.address == "c"
+
+
+def test_a_router_that_reserves_something_goes_where_some_of_it_is_left():
+    pods = [node("a"), node("b", pod=1.0), node("c", pod=0.0)]
+    assert [each.address for each in nodes_with_room(pods, {"pod": 1.0})] == ["b"]
+    assert nodes_with_room(pods, {"pod": 2.0}) == ()
+    assert nodes_with_room(pods, {}) == tuple(pods)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from kvferry.config import load_config
 from tests.support.kubernetes_schemas import VERSIONS, documents_of, errors_in, pod_templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kvferry.config import ClusterConfig
 
 BASE = Path(__file__).parents[3] / "deploy" / "kubernetes" / "base"
 FILES = ("ray-cluster.yaml", "service.yaml", "disruption-budgets.yaml", "network-policies.yaml")
@@ -132,6 +137,44 @@ def test_the_check_of_other_objects_finds_seeded_errors() -> None:
     assert errors_in({"apiVersion": "policy/v1beta1", "kind": "PodDisruptionBudget"}, VERSIONS[0])
 
 
+def _kustomized(folder: Path) -> list[dict[str, Any]]:
+    command = ["kubectl", "kustomize", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("folder", ["base", "gpu-cluster"])
+def test_kubectl_builds_valid_objects(folder: str, tmp_path: Path) -> None:
+    built = _kustomized(BASE.parent / folder)
+    assert {each["metadata"]["name"] for each in _objects()} < {
+        each["metadata"]["name"] for each in built
+    }
+    assert [line for each in built for line in errors_in(each, VERSIONS[-1])] == []
+    (settings,) = (each["data"]["cluster.yaml"] for each in built if each["kind"] == "ConfigMap")
+    (tmp_path / "cluster.yaml").write_text(settings)
+    config = load_config(tmp_path / "cluster.yaml", {}, {})
+    (cluster,) = (each for each in built if each["kind"] == "RayCluster")
+    groups = {each["groupName"]: each for each in cluster["spec"]["workerGroupSpecs"]}
+    _check_room(config, groups)
+    path = config.model.path
+    for template in (groups["router"]["template"], groups["worker"]["template"]):
+        container = template["spec"]["containers"][RAY_CONTAINER]
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert path == "/opt/kvferry/model" or any(path.startswith(mount) for mount in mounts)
+
+
+def _check_room(config: ClusterConfig, groups: dict[str, dict[str, Any]]) -> None:
+    """Every worker and every router finds a pod."""
+    start = groups["worker"]["rayStartParams"]
+    workers = (config.workers.prefill, config.workers.decode, config.workers.both)
+    pods = groups["worker"]["replicas"]
+    assert sum(each.count * each.cpus for each in workers) <= pods * float(start["num-cpus"])
+    gpus = float(start.get("num-gpus", "0"))
+    assert sum(each.count * each.gpus for each in workers) <= pods * gpus
+    assert config.router.replicas == groups["router"]["replicas"]
+
+
 def test_kustomization_lists_every_manifest() -> None:
     (kustomization,) = documents_of(BASE / "kustomization.yaml")
     assert sorted(kustomization["resources"]) == sorted(FILES)
@@ -193,11 +236,11 @@ def test_every_file_that_routers_are_told_of_is_mounted() -> None:
     security = load_config(BASE / "cluster.yaml", {}, {}).router.security
     files = [security.tls_certificate, security.tls_key, security.api_keys]
     assert all(files)
-    asked = [c for group, _, c in _containers() if group == "router" or c["name"] == "kvferry"]
-    assert len(asked) == 2
-    for container in asked:
+    for group, _, container in _containers():
         folders = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert {str(Path(file).parent) for file in files} <= folders
+        needed = {str(Path(file).parent) for file in files}
+        # And nobody else gets to see them.
+        assert needed & folders == (needed if group == "router" else set()), group
 
 
 def test_no_container_is_privileged_or_root() -> None:
