@@ -31,6 +31,8 @@ from engine.lora_weights import NO_ADAPTERS, load_adapters
 from engine.model_directory import resolve_model
 from engine.model_runner import ModelRunner
 from engine.model_spec import load_spec
+from engine.sampler import Sampler
+from engine.sampling_stages import SamplingStages
 from engine.speculation import drafts_of
 from engine.step_loop import StepLoop
 from engine.tree_viewer import TreeViewer
@@ -90,6 +92,7 @@ class WorkerProcess:
         self._kv_cache: KVCache | None = None
         self._runner: StepRunner | None = None
         self._adapters = NO_ADAPTERS
+        self._sampler = Sampler()
         self._compiler: GrammarCompiler | None = None
         self._serves = False
         self._driver: HandoffDriver | None = None
@@ -163,7 +166,7 @@ class WorkerProcess:
         compiler = GrammarCompiler(directory, spec.vocab_size, spec.eos_token_ids)
         drafts = drafts_of(config.speculation.ngram)
         engine = Engine(kv_cache, runner, config.scheduler, clock, compiler, drafts)
-        engine.adapters = self._adapters.ids
+        engine.adapters, engine.sampler = self._adapters.ids, self._sampler
         if config.handoff.trace_file:
             self._trace = HandoffTrace(config.handoff.trace_file, self._worker_id, clock)
         driver = HandoffDriver(
@@ -192,7 +195,8 @@ class WorkerProcess:
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
         viewer = TreeViewer(kv_cache.tree, clock)
-        return step_loop, driver, [driver, intake, feed, auditor, viewer, garbage]
+        stages = SamplingStages(lambda: not kv_cache.live_requests())
+        return step_loop, driver, [driver, intake, feed, auditor, viewer, garbage, stages]
 
     def _load(self, directory: Path, kv_cache: KVCache) -> StepRunner:
         model, running_max = self._config.model, self._config.scheduler.running_max
@@ -203,7 +207,7 @@ class WorkerProcess:
             return build_cuda_runner(directory, kv_cache.pool, dtype, running_max, adapters)
         threads = self._group().threads
         pools = kv_cache.rank_pools
-        return ModelRunner(
+        runner = ModelRunner(
             directory,
             *pools,
             threads=threads,
@@ -211,6 +215,8 @@ class WorkerProcess:
             adapters=adapters,
             quantization=self._config.model.quantization,
         )
+        self._sampler = Sampler(runner.crew)
+        return runner
 
     def _post(self, event: object) -> None:
         if self._step_loop is None:

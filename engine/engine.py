@@ -6,12 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from engine.constraint import Constraints, Outlook
 from engine.forward_batch import SequenceStep, build_forward_batch
 from engine.request import Request, Stage
-from engine.sampler import SamplingRow, sample
+from engine.sampler import Sampler, SamplingRow
 from engine.scheduler import Scheduler, StepItem
 from engine.speculation import Trial
 from kvferry.errors import AdapterNotLoaded, InvalidInput, KvferryError
@@ -20,6 +19,8 @@ from kvferry.ids import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from engine.speculation import Drafts
     from engine.step_runner import StepRunner
@@ -62,6 +63,7 @@ class Engine:
         """Told of every prompt that will be computed here, before it is."""
         self.adapters: frozenset[AdapterId] = frozenset()
         """Those that the runner has."""
+        self.sampler = Sampler()
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
         self._config = config
@@ -343,9 +345,7 @@ class Engine:
                 given = (own, request.prompt, request.output, request.banned_ids, allowed)
                 rows.append(SamplingRow(*given))
                 at.append(trial.next_row)
-        if at != list(range(len(logits))):
-            logits = logits[torch.tensor(at)]
-        tokens = iter(sample(logits, rows))
+        tokens = iter(self.sampler.sample(logits, rows, at))
         return [tuple(itertools.islice(tokens, trial.request.firsts_due)) for trial in trials]
 
     def _commit(self, item: StepItem) -> None:

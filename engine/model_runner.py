@@ -56,15 +56,16 @@ class ModelRunner:
         assert all(isinstance(layout, KvLayout) for layout in layouts), "our models have K and V"
         assert threads == 1 or len(kv_pools) == 1, "several ranks, each on several threads"
         torch.set_num_threads(threads)
-        self._crew = Crew(threads)
+        self.crew = Crew(threads)
+        """Of the engine thread, which may share other work with it between two steps."""
         self.spec = load_spec(directory)
         rank_spec = self.spec.of_rank(len(kv_pools), "tensor_parallel")
         weights = load_weights(directory, dtype, quantization=quantization)
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
-            attention = _choose_attention(kv_pool, self._crew, rank_spec)
-            operators = _choose_operators(dtype, self._crew)
+            attention = _choose_attention(kv_pool, self.crew, rank_spec)
+            operators = _choose_operators(dtype, self.crew)
             decoder = Decoder(rank_spec, weights, operators, attention, collective, adapters)
             return _RankModel(decoder, kv_pool)
 
@@ -89,7 +90,7 @@ class ModelRunner:
     def close(self) -> None:
         """End the threads of the other ranks and of the crew, if there are any. From any thread."""
         self._ranks.close()
-        self._crew.close()
+        self.crew.close()
 
 
 class _RankModel:

@@ -1,8 +1,12 @@
-"""Choosing the next token of every sequence of a step, by array operations over the batch.
+"""Choosing the next token of every sequence of a step.
 
 Order: logit bias, penalties, bans, the mask of a constraint, temperature, top-k, top-p (of what
 top-k left), min-p, draw.
 Log probabilities are the model's own: taken before any of these.
+
+Passes over the vocabulary are compiled, and shared by the crew that computes the model. The most
+likely token of logits is numpy's affair; each row that asks for more is an item of
+`engine.sampling_step`, and one that is told log probabilities is another.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.drawing import block_sums, draw, weights_of
-from engine.ranking import most_likely
+from engine.crew import Crew
+from engine.sampling_step import SamplingStep
 from kvferry.generation import OutputToken, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
 
-_GREEDY_BELOW = 1e-5
+GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them would overflow float32."""
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -48,7 +52,7 @@ class SamplingRow:
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is taken."""
-        return self.params.temperature < _GREEDY_BELOW
+        return self.params.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:
@@ -67,33 +71,85 @@ class SamplingRow:
         return is_free and not (self.params.logit_bias or self.has_penalties)
 
     @property
+    def takes_best(self) -> bool:
+        """Whether the most likely token of the model's logits is chosen."""
+        return self.is_greedy and self.keeps_scores
+
+    @property
     def is_plain(self) -> bool:
-        """Whether the most likely token of the model's logits is all that is asked for."""
-        return self.is_greedy and self.keeps_scores and self.params.logprobs is None
+        """Whether that is all that is asked for."""
+        return self.takes_best and self.params.logprobs is None
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[OutputToken]:
-    """The next token of each row. logits float32 [R, V] are left unchanged.
+class Sampler:
+    """Chooses tokens, on the engine thread and the others of a crew."""
 
-    A row's token depends on its own logits, parameters, seed and number of output tokens only, so
-    that it is the same in any batch, and after a resume.
-    """
-    assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits, {len(rows)} sequences"
-    if all(row.is_plain for row in rows):
-        return [OutputToken(token) for token in _best(logits)]
-    # Of a device: there only the most likely tokens are found, the rest is arithmetic here.
-    values: NDArray[np.float32] = logits.cpu().numpy()
-    # Logits that are no numbers are the model's fault, and end nobody else's answer.
-    with np.errstate(all="ignore"):
-        scores = _adjusted(values, rows)
-        chosen = scores.argmax(axis=1)
-        drawn = [index for index, row in enumerate(rows) if not row.is_greedy]
-        if drawn:
-            own = scores if len(drawn) == len(rows) else scores[drawn]
-            params = [rows[index].params for index in drawn]
-            uniforms = [uniform(rows[at].params.seed, len(rows[at].output)) for at in drawn]
-            chosen[drawn] = draw(own, params, uniforms)
-        return _with_logprobs(values, rows, chosen.tolist())
+    def __init__(self, crew: Crew | None = None) -> None:
+        """`crew`: None chooses on the calling thread alone."""
+        self._crew = crew or Crew(1)
+
+    def sample(
+        self, logits: torch.Tensor, rows: Sequence[SamplingRow], at: Sequence[int] | None = None
+    ) -> list[OutputToken]:
+        """The next token of each row. logits float32 [N, V] are left unchanged; row i wants one of
+        `logits[at[i]]`, by default of `logits[i]`.
+
+        A row's token depends on its own logits, parameters, seed and number of output tokens only,
+        so that it is the same in any batch, and after a resume.
+        """
+        at = range(len(logits)) if at is None else at
+        assert len(at) == len(rows), f"{len(at)} rows of logits, {len(rows)} sequences"
+        if all(row.is_plain for row in rows):
+            best = _best(logits)
+            return [OutputToken(best[number]) for number in at]
+        # Of a device: there only the most likely tokens are found, the rest is arithmetic here.
+        values: NDArray[np.float32] = np.ascontiguousarray(logits.cpu().numpy())
+        with np.errstate(all="ignore"):
+            return self._sample(values, rows, at)
+
+    def _sample(
+        self, logits: NDArray[np.float32], rows: Sequence[SamplingRow], at: Sequence[int]
+    ) -> list[OutputToken]:
+        """First come the items of rows that do not take the most likely token of the logits, then
+        those of rows that are told log probabilities."""
+        choosing = [n for n, row in enumerate(rows) if not row.takes_best]
+        asked = [row.params.logprobs for row in rows]
+        told = {n: count for n, count in enumerate(asked) if count is not None}
+        adjusted = [item for item, n in enumerate(choosing) if not rows[n].keeps_scores]
+        of_items = [at[n] for n in (*choosing, *told)]
+        step = SamplingStep(logits, of_items, adjusted, max(told.values(), default=0))
+        for item, n in enumerate(choosing):
+            _ask(step, item, rows[n])
+        for item, count in enumerate(told.values(), len(choosing)):
+            step.tell(item, count)
+        step.run(self._crew.board)
+        tokens = dict.fromkeys(range(len(rows)), 0)
+        for item, n in enumerate(choosing):
+            tokens[n] = step.best(item) if rows[n].is_greedy else step.drawn(item)
+        for n in tokens.keys() - set(choosing):
+            tokens[n] = int(logits[at[n]].argmax())
+        out = [OutputToken(token) for token in tokens.values()]
+        for item, (n, count) in enumerate(told.items(), len(choosing)):
+            logprob = float(logits[at[n], tokens[n]]) - step.norm(item)
+            entry = TokenLogprobs(tokens[n], logprob, step.told(item, count))
+            out[n] = OutputToken(tokens[n], entry)
+        return out
+
+
+def _ask(step: SamplingStep, item: int, row: SamplingRow) -> None:
+    """What a row wants of its item."""
+    params = row.params
+    addends = dict(params.logit_bias)
+    if row.allowed is not None:
+        step.allow(item, row.allowed)
+    else:
+        addends |= dict.fromkeys(row.banned, -np.inf)
+    if addends:
+        step.add(item, addends)
+    if row.has_penalties:
+        step.penalize(item, params, row.prompt, row.output)
+    if not row.is_greedy:
+        step.draw(item, params, uniform(params.seed, len(row.output)))
 
 
 def _best(logits: torch.Tensor) -> list[int]:
@@ -120,65 +176,3 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _WORD
     return word ^ (word >> 31)
-
-
-# --- scores ---------------------------------------------------------------------------------
-
-
-def _adjusted(logits: NDArray[np.float32], rows: Sequence[SamplingRow]) -> NDArray[np.float32]:
-    """Logits after bias, penalties, bans and masks; `logits` itself where no row has any."""
-    if all(row.keeps_scores for row in rows):
-        return logits
-    scores = logits.copy()
-    for own, row in zip(scores, rows, strict=True):
-        if row.params.logit_bias:
-            bias = row.params.logit_bias
-            own[list(bias)] += np.asarray(list(bias.values()), dtype=np.float32)
-        if row.has_penalties:
-            _penalize(own, row)
-        if row.allowed is not None:
-            allowed = np.unpackbits(row.allowed, count=len(own), bitorder="little")
-            own[allowed == 0] = -np.inf
-        elif row.banned:
-            own[list(row.banned)] = -np.inf
-    return scores
-
-
-def _penalize(scores: NDArray[np.float32], row: SamplingRow) -> None:
-    """Change the scores [V] of one row in place.
-
-    A token that occurs several times is written several times, with the same value.
-    """
-    params = row.params
-    if params.repetition_penalty != 1.0:
-        penalty = np.float32(params.repetition_penalty)
-        seen = np.concatenate((row.prompt, row.output))
-        before = scores[seen]
-        scores[seen] = np.where(before > 0, before / penalty, before * penalty)
-    if len(row.output) and (params.presence_penalty or params.frequency_penalty):
-        counts = np.bincount(row.output)[row.output]
-        losses = params.presence_penalty + params.frequency_penalty * counts
-        scores[row.output] -= losses.astype(np.float32)
-
-
-# --- logprobs -------------------------------------------------------------------------------
-
-
-def _with_logprobs(
-    logits: NDArray[np.float32], rows: Sequence[SamplingRow], tokens: list[int]
-) -> list[OutputToken]:
-    out = [OutputToken(token) for token in tokens]
-    asked = [(at, row.params.logprobs) for at, row in enumerate(rows)]
-    counts = {index: count for index, count in asked if count is not None}
-    if not counts:
-        return out
-    own = logits if len(counts) == len(rows) else logits[list(counts)]
-    norms = own.max(axis=1) + np.log(block_sums(weights_of(own)).sum(axis=1))
-    of_chosen = own[np.arange(len(own)), [tokens[index] for index in counts]] - norms
-    best, ids = most_likely(own, max(1, *counts.values()))
-    best_lists, id_lists = (best - norms[:, None]).tolist(), ids.tolist()
-    for place, (index, count) in enumerate(counts.items()):
-        pairs = zip(id_lists[place][:count], best_lists[place][:count], strict=True)
-        entry = TokenLogprobs(tokens[index], float(of_chosen[place]), tuple(pairs))
-        out[index] = OutputToken(tokens[index], entry)
-    return out

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.constraint import Constraints, Outlook
-from engine.sampler import SamplingRow, sample
+from engine.sampler import Sampler, SamplingRow
 from kvferry.sampling import Constraint, ConstraintKind
 from tests.support.digest_model import EOS, VOCAB
 from tests.support.engine_bench import EngineBench
@@ -103,7 +103,7 @@ def test_answers_to_any_schema_are_valid(
         row = SamplingRow(
             request.sampling, request.prompt, request.output, (), constraints.allowed(request)
         )
-        (chosen,) = sample(logits, [row])
+        (chosen,) = Sampler().sample(logits, [row])
         request.append(chosen.token_id)
     text = words.text(request.output.tolist())
     assert constraints.is_complete(request), f"{schema} was not done with {text!r}"

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampler import SamplingRow, sample
+from engine.sampler import Sampler, SamplingRow
 from kvferry.sampling import SamplingParams
 
 VOCAB = 40
+sample = Sampler().sample
 
 _FLOAT32 = st.floats(width=32, allow_nan=False)
 

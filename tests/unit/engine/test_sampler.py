@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.sampler import SamplingRow, sample, uniform
+from engine.crew import Crew
+from engine.sampler import Sampler, SamplingRow, uniform
 from kvferry.generation import OutputToken
 from kvferry.sampling import SamplingParams
 
 VOCAB = 40
+sample = Sampler().sample
 DRAWS = 2000
 
 
@@ -186,6 +189,74 @@ def test_a_row_is_the_same_to_the_last_bit_among_rows_of_a_large_vocabulary() ->
         together = sample(logits, rows)
         alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
         assert together == alone == sample(logits.flip(0), rows[::-1])[::-1]
+
+
+_KINDS: list[dict[str, Any]] = [
+    {},
+    {"min_p": 0.02},
+    {"top_k": 300},
+    {"top_p": 0.95},
+    {"top_k": 400, "top_p": 0.9, "min_p": 0.005},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
+]
+
+
+@pytest.mark.parametrize("params", _KINDS)
+def test_draws_pass_a_chi_square_test(params: dict[str, Any]) -> None:
+    draws, vocab = 4000, 900
+    logits = _logits(seed=5, vocab=vocab, spread=1.5)
+    expected = _expected(logits, params)
+    rows = [_row((4, 4, 9), (9, 2), seed=seed, **params) for seed in range(draws)]
+    chosen = [token.token_id for token in sample(logits.expand(draws, -1), rows)]
+    found = np.bincount(chosen, minlength=vocab)
+    assert found[expected == 0].sum() == 0
+    # Neighbouring ids together, so that each cell has at least 20 draws to expect.
+    cells = (draws * expected).cumsum() // 20
+    bounds = np.flatnonzero(np.diff(cells, prepend=-1))
+    of_cells = draws * np.add.reduceat(expected, bounds)
+    chi_square = ((np.add.reduceat(found, bounds) - of_cells) ** 2 / of_cells).sum()
+    freedom = len(bounds) - 1
+    # Mean and variance of the distribution are n and 2 n: above this once in about a million.
+    assert freedom > 10
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def _expected(logits: torch.Tensor, params: dict[str, Any]) -> np.ndarray:
+    """The distribution that `params` ask for after a prompt 9, 2 and an answer 4, 4, 9."""
+    scores = logits.double().numpy().copy()
+    for token in (2, 4, 9):
+        penalty = params.get("repetition_penalty", 1.0)
+        scores[token] *= 1 / penalty if scores[token] > 0 else penalty
+    for token, count in ((4, 2), (9, 1)):
+        scores[token] -= count * params.get("frequency_penalty", 0.0)
+    order = np.argsort(-scores, kind="stable")
+    weights = np.exp(scores[order] - scores.max())
+    weights[params.get("top_k", len(scores)) :] = 0.0
+    weights /= weights.sum()
+    weights[weights.cumsum() - weights >= params.get("top_p", 1.1)] = 0.0
+    weights[weights < params.get("min_p", 0.0) * weights[0]] = 0.0
+    out = np.zeros(len(scores))
+    out[order] = weights / weights.sum()
+    return out
+
+
+def test_a_row_is_the_same_whoever_of_a_crew_computes_it() -> None:
+    rows = [_row((4, 4, 9), seed=n, logprobs=n, **params) for n, params in enumerate(4 * _KINDS)]
+    logits = torch.stack([_logits(seed, vocab=4096) for seed in range(len(rows))])
+    with closing(Crew(3)) as crew:
+        sampler = Sampler(crew)
+        for _ in range(20):
+            assert sampler.sample(logits, rows) == sample(logits, rows)
+
+
+def test_rows_say_which_logits_are_theirs() -> None:
+    logits = torch.stack([_logits(seed) for seed in range(4)])
+    params: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 3}, {"top_k": 5, "logprobs": 2}]
+    rows = [_row(**one) for one in params]
+    assert sample(logits, rows, [3, 0, 3]) == sample(logits[[3, 0, 3]], rows)
+    greedy = [_row(temperature=0.0)] * 3
+    told = [token.token_id for token in sample(logits, greedy, [2, 2, 1])]
+    assert told == logits[[2, 2, 1]].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("params", [{"top_p": 0.5}, {"top_k": 7}, {"top_k": 3, "top_p": 0.9}])
