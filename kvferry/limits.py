@@ -162,6 +162,20 @@ CONSOLE_TREE_WAITING_MAX = 4
 CONSOLE_HANDOFF_WORKERS_MAX = 64
 """Workers asked at a time for their handoffs, those with most of them."""
 
+CONSOLE_SAMPLES_KEPT = 900
+"""Of the load, one a second: a quarter of an hour, some 200 KB."""
+
+CONSOLE_LATENCIES_KEPT = 2048
+"""Of requests that ended lately, for percentiles of some seconds: of 130 requests a second."""
+
+CONSOLE_EVENTS_KEPT = 100
+
+CONSOLE_DEPARTED_S = 60.0
+"""So long a worker that left is shown where it was."""
+
+CONSOLE_REQUESTS_MAX = 200
+"""Requests that one answer tells of: some 1 KB each."""
+
 CONSOLE_ANSWER_KEPT_S = 0.5
 """For so long an answer is given to everybody who asks the same: ten pages cost what one does."""
 

@@ -87,7 +87,9 @@ async def serve_http(settings: DoorSettings, address: tuple[str, int]) -> tuple[
     OpenAiService(router, metrics, security).add_routes(app.router)
     _Probes(router, metrics).add_routes(app.router)
     if router.config.router.console.enabled:
-        ConsoleService(settings).add_routes(app.router)
+        console = ConsoleService(settings)
+        console.add_routes(app.router)
+        app.cleanup_ctx.append(console.recorder.running)
     # A client that goes away cancels its handler.
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_S)
     await runner.setup()

@@ -17,7 +17,8 @@ from kvferry.membership import Role
 from kvferry.router_config import ConsoleConfig, SecurityConfig
 from kvferry.tree_view import NodeView, TreeQuery, TreeView
 from router.api.console.page import ConsolePage
-from tests.support.fake_worker import FakeWorker
+from router.api.console.request_answers import first_token_at
+from tests.support.fake_worker import FakeWorker, Script
 from tests.support.router_bench import RouterBench, eventually, router_bench
 from tests.support.router_model import byte_tokenizer
 
@@ -200,6 +201,10 @@ def test_too_many_who_wait_for_one_worker_are_told_when_to_come_again(directory:
         ("workers/w/tree?node=5", "node"),
         ("handoffs?nodes=5", "nodes"),
         ("cluster?sinc=5", "sinc"),
+        ("cluster?since=-2", "since"),
+        ("cluster?since=x", "since"),
+        ("requests?count=0", "count"),
+        ("requests?count=201", "count"),
     ],
 )
 def test_a_bad_parameter_is_named(directory: Path, path: str, field: str) -> None:
@@ -253,6 +258,76 @@ def test_idle_workers_are_not_asked_for_handoffs(directory: Path) -> None:
     run(directory, test, FakeWorker("w", views_fail=True))
 
 
+def test_a_request_with_its_phases_while_it_runs_and_after(directory: Path) -> None:
+    worker = FakeWorker("w", script=lambda _: Script(tokens=(72, 73, 74), hang_after=2))
+
+    async def test(bench: RouterBench, web: Web) -> None:
+        task = asyncio.create_task(bench.ask("hello", request_id=NASTY, tenant="<b>"))
+        await eventually(lambda: any(map(first_token_at, bench.router.log.running())))
+        answer = await web.api("requests")
+        (running,) = answer["requests"]
+        assert (running["id"], running["tenant"], running["outcome"]) == (NASTY, "<b>", "running")
+        assert (running["prompt_tokens"], running["decode_worker"]) == (5, "w")
+        assert 0 < running["ttft_s"] <= running["duration_s"]
+        ends = [phase["end_s"] for phase in running["phases"]]
+        assert {phase["kind"] for phase in running["phases"]} >= {"queue"}
+        assert max(ends) <= running["duration_s"] + 1e-3
+        bench.router.cancel(NASTY)
+        await task
+        (ended,) = (await web.api("requests?count=5"))["requests"]
+        assert ended["outcome"] == "cancelled"
+        assert ended["generated_tokens"] == 2
+
+    run(directory, test, worker)
+
+
+def test_samples_come_once_each_and_tell_of_requests(directory: Path) -> None:
+    async def test(bench: RouterBench, web: Web) -> None:
+        await bench.ask("hello")
+        told: list[Any] = []
+        since, first = -1, 0
+        while sum(point["succeeded"] for point in told) < 1 or len(told) < 2:
+            history = (await web.api(f"cluster?since={since}"))["history"]
+            assert history["first"] == first
+            fields = history["fields"]
+            told += [dict(zip(fields, point, strict=True)) for point in history["points"]]
+            since = first + len(history["points"]) - 1
+            first = since + 1
+            await asyncio.sleep(0.1)
+        times = [point["at_s"] for point in told]
+        assert times == sorted(set(times))
+        assert sum(point["generated_tokens_per_s"] for point in told) > 0
+        assert max(point["ttft_p50_s"] or 0 for point in told) > 0
+        # Who knows numbers of an earlier router gets everything.
+        assert (await web.api("cluster?since=100000"))["history"]["first"] == 0
+
+    run(directory, test, FakeWorker("w"))
+
+
+def test_who_came_and_went(directory: Path) -> None:
+    first, second = busy_pair()
+
+    async def test(bench: RouterBench, web: Web) -> None:
+        async def told(*wanted: tuple[str, str]) -> Any:
+            while True:
+                cluster = await web.api("cluster")
+                texts = [(event["worker"], event["text"]) for event in cluster["events"]]
+                if set(wanted) <= set(texts):
+                    return cluster
+                await asyncio.sleep(0.05)
+
+        await told(("p", "joined for prefill"), ("d", "joined for decode"))
+        second.status_fails = True
+        await told(("d", "does not answer"))
+        await bench.members(first.info)
+        cluster = await told(("d", "left the cluster"))
+        (gone,) = cluster["gone"]
+        assert (gone["id"], gone["role"]) == ("d", "decode")
+        assert gone["left_at_s"] <= cluster["now_s"]
+
+    run(directory, test, first, second)
+
+
 def test_with_keys_only_the_operator_sees_the_cluster_and_everybody_the_page(
     directory: Path, tmp_path: Path
 ) -> None:
@@ -260,7 +335,7 @@ def test_with_keys_only_the_operator_sees_the_cluster_and_everybody_the_page(
     file.write_text(f"blue: {BLUE}\nadmin: {ADMIN}\n")
 
     async def test(bench: RouterBench, web: Web) -> None:
-        for path in ("cluster", "handoffs", "workers/w/tree"):
+        for path in ("cluster", "handoffs", "requests", "workers/w/tree"):
             assert (await web.refusal(path))[0] == 401
             blue = f"Bearer {BLUE}"
             assert (await web.refusal(path, Authorization=blue))[0] == 403

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from kvferry.ids import WorkerId
+from kvferry.limits import CONSOLE_REQUESTS_MAX
 from router.api.console.access import ConsoleAccess
 from router.api.console.page import GUARDS, ConsolePage
-from router.api.console.parameters import check_names, tree_query, yes_or_no
+from router.api.console.parameters import check_names, tree_query, whole_number, yes_or_no
+from router.api.console.recorder import ClusterRecorder
+from router.api.console.request_answers import requests_out
 from router.api.console.snapshot import cluster_out
 from router.api.console.view_answers import handoffs_out, tree_out
 from router.api.console.worker_views import WorkerViews
@@ -17,9 +20,14 @@ from router.api.console.worker_views import WorkerViews
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from router.api.console.shapes import LiveOut, RequestsOut
     from router.api.door_settings import DoorSettings
 
 _WORKER_CHARACTERS_MAX = 128
+_REQUESTS_DEFAULT = 60
+_EVERYTHING = -1
+"""What `since` is to somebody who knows nothing."""
+_NUMBER_MAX = 2**53 - 1
 _API_HEADERS = {**GUARDS, "Cache-Control": "no-store"}
 
 
@@ -32,6 +40,7 @@ class ConsoleService:
         self._page = ConsolePage()
         host = settings.router.config.router.host
         self._access = ConsoleAccess(settings.security, host)
+        self.recorder = ClusterRecorder(settings.router, settings.clock)
         self._views = WorkerViews(settings.router.fleet, settings.clock)
 
     def add_routes(self, routes: web.UrlDispatcher) -> None:
@@ -40,13 +49,33 @@ class ConsoleService:
         routes.add_get("/console/api/cluster", self.cluster)
         routes.add_get("/console/api/workers/{worker}/tree", self.tree)
         routes.add_get("/console/api/handoffs", self.handoffs)
+        routes.add_get("/console/api/requests", self.requests)
         routes.add_get("/console/{file:.*}", self._file)
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """GET /console/api/cluster: what the router knows now."""
+        """GET /console/api/cluster: what the router knows now, and the samples after `since`."""
         self._access.check(request.headers)
         check_names(request.query, "since")
-        return _answer(cluster_out(self._router, self._clock.now()))
+        since = whole_number(request.query, "since", _EVERYTHING, _EVERYTHING, _NUMBER_MAX)
+        body: LiveOut = {
+            **cluster_out(self._router, self._clock.now()),
+            "history": self.recorder.history(since),
+            "events": self.recorder.events(),
+            "gone": self.recorder.gone(),
+        }
+        return _answer(body)
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """GET /console/api/requests: those in flight, and those that ended last."""
+        self._access.check(request.headers)
+        check_names(request.query, "count")
+        count = whole_number(request.query, "count", _REQUESTS_DEFAULT, 1, CONSOLE_REQUESTS_MAX)
+        now_s = self._clock.now()
+        body: RequestsOut = {
+            "now_s": now_s,
+            "requests": requests_out(self._router.log, count, now_s),
+        }
+        return _answer(body)
 
     async def tree(self, request: web.Request) -> web.Response:
         """GET /console/api/workers/{worker}/tree: the most used part of a worker's index."""

@@ -165,3 +165,83 @@ class HandoffsOut(TypedDict):
     handoffs: list[HandoffOut]
     workers_asked: int
     workers_silent: list[str]
+
+
+class HistoryOut(TypedDict):
+    """Samples, each a list of values in the order of `fields`."""
+
+    first: int
+    """Number of the first of them."""
+    interval_s: float
+    fields: list[str]
+    points: list[list[float | int | None]]
+
+
+class EventOut(TypedDict):
+    """Something that happened to a worker."""
+
+    number: int
+    at_s: float
+    worker: str
+    kind: str
+    """good, plain or trouble."""
+    text: str
+
+
+class GoneOut(TypedDict):
+    """A worker that left a short while ago."""
+
+    id: str
+    role: str
+    left_at_s: float
+
+
+class LiveOut(ClusterOut):
+    """What the page asks for every second."""
+
+    history: HistoryOut
+    events: list[EventOut]
+    gone: list[GoneOut]
+
+
+class PhaseOut(TypedDict):
+    """A stretch of a request, in seconds since its arrival."""
+
+    name: str
+    """As in `router.timeline`."""
+    kind: str
+    """queue, prefill, transfer or decode."""
+    place: str
+    attempt: str
+    """Its number; empty outside of one."""
+    start_s: float
+    end_s: float
+
+
+class RequestOut(TypedDict):
+    """One request, in flight or ended."""
+
+    id: str
+    tenant: str
+    service_class: str
+    arrived_at_s: float
+    duration_s: float
+    outcome: str
+    error: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    moved_bytes: int
+    attempts: int
+    prefill_worker: str | None
+    decode_worker: str | None
+    ttft_s: float | None
+    itl_s: float | None
+    phases: list[PhaseOut]
+
+
+class RequestsOut(TypedDict):
+    """Those in flight first, then the ended ones, the latest first."""
+
+    now_s: float
+    requests: list[RequestOut]

@@ -4,8 +4,12 @@ import { Refused, ask, hasKey } from "./api.js";
 import { h, fill, keyed, set, write } from "./dom.js";
 import { Figures } from "./figures.js";
 import { askForKey, showKeys } from "./dialogs.js";
+import { HandoffView } from "./handoffs.js";
+import { LoadView } from "./load.js";
 import { MapView } from "./map.js";
+import { RequestView } from "./requests.js";
 import { Theme } from "./theme.js";
+import { TreeView } from "./trees.js";
 
 const INTERVAL_MS = 1000;
 const RETRY_MS = 3000;
@@ -13,6 +17,10 @@ const HISTORY_MAX = 900;
 
 const VIEWS = [
   ["map", "Map", MapView],
+  ["trees", "Trees", TreeView],
+  ["handoffs", "Handoffs", HandoffView],
+  ["requests", "Requests", RequestView],
+  ["load", "Load", LoadView],
 ];
 
 /** What the page knows; views read it, and none of them keeps it. */
@@ -31,6 +39,8 @@ let shown = null;
 let paused = false;
 let timer = null;
 let running = false;
+/** Whether somebody wanted a turn while one was under way: another view, say. */
+let again = false;
 let lastNumber = -1;
 
 // --- what is shown ---
@@ -72,6 +82,7 @@ function schedule(delay) {
 }
 
 async function turn() {
+  again = running;
   if (running) return;
   running = true;
   let delay = INTERVAL_MS;
@@ -79,12 +90,11 @@ async function turn() {
     await update();
     tell("live", "live");
   } catch (error) {
-    delay = RETRY_MS;
-    await failed(error);
+    delay = await failed(error);
   } finally {
     running = false;
   }
-  schedule(delay);
+  schedule(again ? 0 : delay);
 }
 
 async function update() {
@@ -100,27 +110,27 @@ async function update() {
 
 function take(answer) {
   const { history, events, gone } = answer;
-  state.cluster = answer;
-  if (history !== undefined) {
-    // A router that was started anew counts from the beginning.
-    if (history.first <= lastNumber) state.history = [];
-    state.history = [...state.history, ...history.points].slice(-HISTORY_MAX);
-    lastNumber = history.first + history.points.length - 1;
-  }
-  state.events = events ?? [];
-  state.gone = gone ?? [];
+  // A router that was started anew counts from the beginning, one that was left alone goes on.
+  if (history.first !== lastNumber + 1) state.history = [];
+  const points = history.points.map((values) =>
+    Object.fromEntries(history.fields.map((field, index) => [field, values[index]])));
+  state.history = [...state.history, ...points].slice(-HISTORY_MAX);
+  lastNumber = history.first + history.points.length - 1;
+  Object.assign(state, { cluster: answer, events, gone });
 }
 
+/** Tell it, and return when to try again, in milliseconds. */
 async function failed(error) {
   if (error instanceof Refused && error.needsKey) {
     tell("lost", "needs a key");
     await askForKey(error.message, hasKey());
-    return;
+    return 0;
   }
   const why = error instanceof Refused ? error.message : "the router does not answer";
   tell("lost", error instanceof Refused ? "refused" : "no answer");
   write(trouble, `${why}; what is shown may be old. Trying again every ${RETRY_MS / 1000} s.`);
   trouble.hidden = false;
+  return RETRY_MS;
 }
 
 function tell(kind, text) {

@@ -32,7 +32,8 @@ export function seconds(value) {
 
 /** How long ago, coarsely: it is read, not measured. */
 export function ago(value) {
-  return value < 1.5 ? "just now" : `${seconds(Math.round(value))} ago`;
+  if (value < 1.5) return "just now";
+  return value < 90 ? `${Math.round(value)} s ago` : `${seconds(value)} ago`;
 }
 
 /** A share of 0 to 1. */
