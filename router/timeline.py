@@ -83,6 +83,22 @@ def timeline(record: RequestRecord) -> Span:
     )
 
 
+def prompt_computed_s(entry: AttemptRecord) -> float | None:
+    """How long the prompt of an attempt was computed, by whichever worker; None if unknown."""
+    marks = entry.marks
+    if marks is None:
+        return None
+    if marks.source is not None:
+        return marks.source.computed_s - marks.source.scheduled_s
+    begun_s = _first(marks.admitted_s, marks.ready_s)
+    if begun_s is None:
+        return None
+    if marks.first_token_s is not None:
+        return marks.first_token_s - begun_s
+    # Told before the first token, and never again: its client left, or a stop string came.
+    return None
+
+
 def _of_request(record: RequestRecord) -> Attributes:
     told: dict[str, str | int | float | tuple[str, ...]] = {
         "gen_ai.request.max_tokens": record.max_tokens,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter
 
 from kvferry.errors import KvferryError
-from router.api.event_counts import EventCounter, EventHistogram
+from router.api.event_counts import EventCounter, EventHistogram, EventSeries
+from router.api.outcome_metrics import OutcomeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _ITL_BUCKETS_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
-_E2E_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class RequestMetrics:
@@ -37,13 +37,13 @@ class RequestMetrics:
         self._itl = self._histogram(
             "inter_token_latency", "Between two pieces of one sample, per token", _ITL_BUCKETS_S
         )
-        self._e2e = self._histogram(
-            "e2e_request_latency", "From a request's arrival to its end", _E2E_BUCKETS_S
-        )
+        router.log.on_end.append(OutcomeMetrics(self.registry).note)
         self._success = self._counter(
             "request_success", "Samples that ended without an error", "finished_reason"
         )
-        self._failures = self._counter("request_failures", "Requests that ended so", "kind")
+        self._failures = self._counter(
+            "request_failures", "Requests that ended in an error, or whose client left", "kind"
+        )
         self._prompt = self._counter("prompt_tokens", "Of requests that succeeded")
         self._generated = EventCounter(
             "kvferry_generation_tokens", "Shown to clients", self.registry
@@ -67,8 +67,6 @@ class RequestMetrics:
         except (GeneratorExit, asyncio.CancelledError):
             self._failures.labels("client_gone").inc()
             raise
-        finally:
-            self._e2e.observe(self._clock.now() - arrived)
 
     def _note(self, chunk: ResponseChunk, arrived: float, last_of: dict[int, float]) -> None:
         if chunk.tokens:
@@ -77,7 +75,8 @@ class RequestMetrics:
             if last is not None:
                 self._itl.observe((now - last) / len(chunk.tokens))
             elif not last_of:
-                self._ttft.observe(now - arrived)
+                record = self._router.log.in_flight(chunk.request_id)
+                self._ttft.observe(now - arrived, "" if record is None else record.trace.trace_id)
             last_of[chunk.index] = now
             self._generated.inc(len(chunk.tokens))
         if chunk.finish is not None:
@@ -94,5 +93,5 @@ class RequestMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvferry_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> EventHistogram:
-        return EventHistogram(f"kvferry_{name}_seconds", text, buckets, self.registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> EventSeries:
+        return EventHistogram(f"kvferry_{name}_seconds", text, buckets, self.registry).of()

@@ -266,7 +266,7 @@ def test_metrics_count_requests_of_both_protocols(directory: Path) -> None:
             "kvferry_generation_tokens_total 6.0",
             "kvferry_prefix_cache_hits_total 2.0",
             "kvferry_time_to_first_token_seconds_count 2.0",
-            'kvferry_kv_slots{account="free",worker="w"} 10000.0',
+            'kvferry_kv_slots{account="free",role="both",worker="w"} 10000.0',
         ):
             assert line in lines
 
@@ -276,7 +276,7 @@ def test_metrics_count_requests_of_both_protocols(directory: Path) -> None:
 def test_a_port_in_use_names_its_setting(directory: Path) -> None:
     async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
         port = int(bench.http_url.rpartition(":")[2])
-        metrics = RequestMetrics(bench.router, bench.router._clock)
+        metrics = RequestMetrics(bench.router, bench.router.clock)
         with pytest.raises(ConfigError) as caught:
             await serve_http(replace(bench.doors, metrics=metrics), ("127.0.0.1", port))
         assert caught.value.field == "router.http.port"

@@ -22,7 +22,7 @@ def test_a_histogram_reads_like_the_librarys() -> None:
     reference = Histogram("took_seconds", "How long", buckets=BOUNDS, registry=theirs)
     assert lines(ours) == lines(theirs)
     for value in VALUES:
-        histogram.observe(value)
+        histogram.of().observe(value)
         reference.observe(value)
     assert lines(ours) == lines(theirs)
 
