@@ -47,22 +47,20 @@ class Before(NamedTuple):
 
 
 class _Shortfall:
-    """By how much predictions of the service were short lately."""
+    """By how much predictions of the service were short lately. By nothing to begin with: the first
+    request of a process is slow, and if that refused the next ones nobody would learn better."""
 
     def __init__(self) -> None:
-        self._mean_s: float | None = None
+        self._mean_s = 0.0
         self._deviation_s = 0.0
 
     def learn(self, seconds: float) -> None:
-        if self._mean_s is None:
-            self._deviation_s = abs(seconds) / 2
-        else:
-            self._deviation_s = _mean(self._deviation_s, abs(seconds - self._mean_s))
+        self._deviation_s = _mean(self._deviation_s, abs(seconds - self._mean_s))
         self._mean_s = _mean(self._mean_s, seconds)
 
     @property
     def usual_most_s(self) -> float:
-        return (self._mean_s or 0.0) + _DEVIATIONS * self._deviation_s
+        return self._mean_s + _DEVIATIONS * self._deviation_s
 
 
 class TtftModel:
