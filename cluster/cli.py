@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cluster import console
 from cluster.client import CallFailed
-from cluster.commands import ask, local, look, nodes, orders, trace
+from cluster.commands import ask, local, look, nodes, orders, top, trace
 from cluster.commands.flags import client_flags
 from cluster.interrupts import interrupt_on_signals
 from kvferry.config import settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_GROUPS = (local, nodes, ask, look, trace, orders)
+_GROUPS = (local, nodes, ask, look, top, trace, orders)
 """In the order in which the help shows them."""
 _WITH_SETTINGS = ("serve", "demo", "up", "down")
 
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _explain_unknown(unknown: list[str], command: str) -> str:
     text = f"unknown argument {unknown[0]}; see `kvferry {command} --help`"
-    names = [*ask.ask_flags(), *client_flags(), "--drain-s", "--recent"]
+    names = [*ask.ask_flags(), *client_flags(), "--drain-s", "--recent", "--once", "--interval-s"]
     if command in _WITH_SETTINGS:
         names = [f"--{name}" for name, _ in settings()]
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
