@@ -62,7 +62,7 @@ class LocalCluster:
 
     def __init__(self, config: ClusterConfig, clock: Clock) -> None:
         """`config.model.path` must be a local directory (see `engine.model_directory`)."""
-        self.config = config
+        self.config = _on_loopback(config)
         self._clock = clock
         self.directory = _make_directory()
         self._reaper = _start_reaper(self.directory)
@@ -76,8 +76,7 @@ class LocalCluster:
         """
         specs = members_of(self.config)
         cpus = max(cpus_wanted(specs), float(os.cpu_count() or 1))
-        address = host_to_bind(self.config.worker_host, LOOPBACK)
-        ray_runtime.start_ray(self.directory, address, cpus)
+        ray_runtime.start_ray(self.directory, self.config.worker_host, cpus)
         self._supervisor = ray_runtime.start_supervisor(self.config)
         return wait_until_serving(self._supervisor, self._clock)
 
@@ -165,6 +164,14 @@ class LocalCluster:
             time.sleep(_POLL_S)
             left = processes_of(self.directory)
         return StopReport(tuple(killed.values()), tuple(process.name for process in left))
+
+
+def _on_loopback(config: ClusterConfig) -> ClusterConfig:
+    """With the hosts that are left to the node. Ray is not asked: it takes loopback for a mistake,
+    and names an address at which others reach the machine."""
+    router = dataclasses.replace(config.router, host=host_to_bind(config.router.host, LOOPBACK))
+    worker_host = host_to_bind(config.worker_host, LOOPBACK)
+    return dataclasses.replace(config, router=router, worker_host=worker_host)
 
 
 def check_port_free(router: RouterConfig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from cluster import local_cluster, ray_runtime
@@ -9,6 +11,7 @@ from cluster.local_cluster import LocalCluster, StopReport
 from kvferry.clock import MonotonicClock
 from kvferry.config import ClusterConfig
 from kvferry.errors import WorkerUnavailable
+from kvferry.router_config import RouterConfig
 
 
 class FakeSupervisor:
@@ -56,3 +59,16 @@ def test_a_step_that_fails_is_reported_and_keeps_no_other_from_running(
     with pytest.raises(RuntimeError, match=failing):
         cluster.stop()
     assert_nothing_left(cluster)
+
+
+def test_what_is_left_to_the_node_listens_on_loopback_and_nothing_else_does(cluster):
+    config = cluster.config
+    assert (config.router.host, config.worker_host) == ("127.0.0.1", "127.0.0.1")
+    told = dataclasses.replace(
+        ClusterConfig(), router=RouterConfig(host="10.0.0.7"), worker_host="10.0.0.8"
+    )
+    other = LocalCluster(told, MonotonicClock())
+    try:
+        assert other.config == told
+    finally:
+        other.stop()
