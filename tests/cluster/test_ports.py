@@ -34,7 +34,7 @@ def running() -> Iterator[RunningCluster]:
 def _listening(running: RunningCluster) -> list[tuple[int, str, int]]:
     """(process, address, port) of every listening socket of the cluster."""
     return [
-        (entry.pid, each.laddr.ip, each.laddr.port)
+        (entry.pid, each.laddr.ip.removeprefix("::ffff:"), each.laddr.port)
         for entry in processes_of(running.directory)
         for each in psutil.Process(entry.pid).net_connections(kind="tcp")
         if each.status == psutil.CONN_LISTEN
