@@ -26,6 +26,7 @@ from kvferry.telemetry import configure_logging
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvferry.config import ClusterConfig
     from kvferry.membership import Membership
     from kvferry.router_config import SmgConfig
     from router.api.door_settings import DoorSettings
@@ -55,9 +56,11 @@ class RouterActor:
     ) -> None:
         """`control` carries out what operators order; `node_address` is asked in this process."""
         configure_logging(spec.name)
-        self._config = config_from_mapping(config)
+        address = node_address()
+        # As it is from here on: who may look at the console depends on what is bound.
+        self._config = _bound_to(config_from_mapping(config), host_to_bind(spec.host, address))
+        self._announced_host = host_to_announce(spec.host, address)
         self._spec = spec
-        self._node_address = node_address
         self._control = control
         self._stopped = asyncio.Event()
         self._router: Router | None = None
@@ -92,8 +95,7 @@ class RouterActor:
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
-        host = host_to_announce(self._spec.host, self._node_address())
-        return RouterInfo(self._spec.name, host, port, http_port, os.getpid())
+        return RouterInfo(self._spec.name, self._announced_host, port, http_port, os.getpid())
 
     async def _open_doors(self, settings: DoorSettings) -> tuple[int, int]:
         """Returns the ports of gRPC and HTTP. Raises `ConfigError` naming the one that is taken."""
@@ -111,7 +113,7 @@ class RouterActor:
         from router.api.http_server import serve_http
         from router.api.smg_server import serve_smg
 
-        host = host_to_bind(self._spec.host, self._node_address())
+        host = self._config.router.host
         port, http_port = self._spec.ports_of(attempt)
         door, bound_port = await serve(settings, (host, port))
         self._doors.append(door)
@@ -174,3 +176,7 @@ class RouterActor:
     async def _close_doors(self) -> None:
         doors, self._doors = self._doors, []
         await asyncio.gather(*(door.stop(_CLOSING_S) for door in doors))
+
+
+def _bound_to(config: ClusterConfig, host: str) -> ClusterConfig:
+    return dataclasses.replace(config, router=dataclasses.replace(config.router, host=host))

@@ -82,6 +82,27 @@ def test_a_router_alone_says_which_port_is_taken(monkeypatch):
     assert len(doors.tried) == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "bound", "announced"),
+    [
+        ("auto", "10.0.0.7", "10.0.0.7"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "0.0.0.0", "10.0.0.7"),
+    ],
+)
+def test_the_front_doors_know_the_address_that_is_bound(monkeypatch, setting, bound, announced):
+    monkeypatch.setattr(router_actor_module, "configure_logging", lambda name: None)
+    spec = RouterSpec("router-0", setting, 0, 0)
+    actor = RouterActor(to_mapping(ClusterConfig()), spec, None, lambda: "10.0.0.7")
+    assert actor._config.router.host == bound
+    assert actor._announced_host == announced
+
+
+def test_a_router_of_no_node_is_on_loopback(monkeypatch):
+    actor, _ = router_actor(monkeypatch, RouterSpec("router-0", "auto", 0, 0))
+    assert actor._config.router.host == "127.0.0.1"
+
+
 def test_the_port_for_smg_moves_along(monkeypatch):
     spec = RouterSpec("router-1", "auto", 7002, 7003, port_tries=2)
     actor, _ = router_actor(monkeypatch, spec, port=7000, smg=SmgConfig(port=8000))
