@@ -16,7 +16,7 @@ CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test faults bench gpu-check clean smg-setup aiperf-setup bench-peers-setup
+.PHONY: help setup demo serve test check fmt lint types layers proto proto-check sim sim-long mutants cluster-test cluster-test-multinode faults bench gpu-check clean smg-setup aiperf-setup bench-peers-setup
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -119,6 +119,9 @@ sim-long: $(READY) ## 200,000 seeds, deep interleavings, all seeded bugs; long
 
 mutants: $(READY) ## Whether the tests notice seeded bugs; takes minutes
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+cluster-test-multinode: $(READY) ## Three Ray nodes in network namespaces; as root
+	$(BIN)/python -m pytest -s -m "not slow" tests/cluster/test_multinode.py $(ARGS)
 
 cluster-test: $(READY) ## Real Ray, real processes, real kill -9
 	$(BIN)/python -m pytest -m cluster $(ARGS)

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from cluster.process_census import MARK
 from cluster.ray_errors import short_text
 from cluster.ray_launcher import RayLauncher
 from cluster.supervisor_actor import SupervisorActor
+from kvferry.addresses import AUTO
 from kvferry.config import to_mapping
 from kvferry.errors import ErrorKind, KvferryError, WorkerUnavailable
 from kvferry.limits import (
     CALLS_AT_ONCE_MAX,
     OBJECT_STORE_BYTES,
+    SESSION_CONNECT_TIMEOUT_S,
     STOP_TIMEOUT_S,
     WORKER_START_TIMEOUT_S,
 )
@@ -101,6 +104,10 @@ def connect_ray(address: str, namespace: str) -> None:
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        if address != AUTO:
+            # Ray itself tries for minutes.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), SESSION_CONNECT_TIMEOUT_S).close()
         ray.init(
             address=address,
             namespace=namespace,
@@ -108,7 +115,7 @@ def connect_ray(address: str, namespace: str) -> None:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise NoRayCluster(f"ray.address: {address}: {short_text(error)}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

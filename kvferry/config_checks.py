@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvferry.addresses import is_wildcard
+from kvferry.addresses import AUTO, is_wildcard
 from kvferry.cores import cores_in
 from kvferry.errors import ConfigError
 from kvferry.limits import (
@@ -284,9 +284,11 @@ def _validate_addresses(config: ClusterConfig) -> None:
     if is_wildcard(config.worker_host):
         problem = f"is {config.worker_host}, which nobody can call; auto is the node's address"
         raise ConfigError("worker_host", problem)
-    if "://" in config.ray.address:
-        # Ray's own client, which has no placement groups of its own and ends with its connection.
-        raise ConfigError("ray.address", "must be host:port of a head, or auto, without a scheme")
+    host, _, port = config.ray.address.rpartition(":")
+    if config.ray.address != AUTO and not (host and port.isdecimal() and "/" not in host):
+        # Not ray://: Ray's own client ends with its connection, and actors with it.
+        problem = f"is {config.ray.address!r}; must be host:port of a head, or {AUTO}"
+        raise ConfigError("ray.address", problem)
 
 
 def _validate_resources(name: str, resources: Mapping[str, float], own: Mapping[str, str]) -> None:
