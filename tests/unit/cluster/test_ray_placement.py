@@ -1,0 +1,133 @@
+"""What is asked of Ray for a place, with Ray's own part played by a table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from cluster import ray_placement
+from cluster.launcher import MemberEnded
+from cluster.members import RouterSpec, WorkerSpec
+from cluster.ray_placement import RayPlaces
+from kvferry.ids import WorkerId
+from kvferry.membership import Role
+from kvferry.ray_config import PlacementStrategy
+
+
+class FakeRay:
+    """Nodes by address with their CPUs, and the placement groups that were made."""
+
+    def __init__(self, monkeypatch, **nodes):
+        self.nodes = {address.replace("_", "."): cpus for address, cpus in nodes.items()}
+        self.dead = set()
+        self.groups = {}
+        context = SimpleNamespace(namespace="blue")
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        monkeypatch.setattr(ray_placement, "_all_nodes", self.all_nodes)
+        monkeypatch.setattr(ray_placement, "placement_group", self.make)
+        monkeypatch.setattr(ray_placement, "placement_group_table", lambda: self.groups)
+        monkeypatch.setattr(ray_placement, "remove_placement_group", self.remove)
+        state = SimpleNamespace(available_resources_per_node=self.free)
+        monkeypatch.setattr(ray._private, "state", state)
+
+    def all_nodes(self):
+        return [
+            {"NodeID": f"id-{at}", "NodeManagerAddress": at, "Alive": at not in self.dead}
+            for at in self.nodes
+        ]
+
+    def free(self):
+        return {f"id-{at}": {"CPU": cpus} for at, cpus in self.nodes.items()}
+
+    def make(self, bundles, **how):
+        number = f"{len(self.groups):036x}"
+        self.groups[number] = {
+            "name": how["name"],
+            "bundles": dict(enumerate(bundles)),
+            "bundles_to_node_id": {0: ""},
+            "state": "CREATED",
+            "how": how,
+        }
+        return SimpleNamespace(id=number)
+
+    def remove(self, group):
+        number = group.id if isinstance(group.id, str) else group.id.hex()
+        self.groups[number]["state"] = "REMOVED"
+
+    def last(self):
+        return list(self.groups.values())[-1]
+
+
+def worker(name, cpus=1.0, **how):
+    return WorkerSpec(WorkerId(name), Role(name.partition("-")[0]), cpus, 0.0, 1, **how)
+
+
+def router(name):
+    return RouterSpec(name, "auto", 0, 0)
+
+
+def test_a_worker_is_pinned_to_the_node_that_is_chosen(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=1.0, b_1=4.0)
+    RayPlaces(PlacementStrategy.SPREAD).reserve(worker("decode-0"), 3)
+    group = fake.last()
+    assert group["bundles"][0] == {"CPU": 1.0, "node:b.1": 0.001}
+    assert group["name"] == "kvferry/blue/decode/decode-0/3"
+    assert group["how"]["lifetime"] == "detached"
+
+
+def test_without_room_ray_looks_for_a_node_with_the_labels(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=1.0)
+    spec = worker("decode-0", cpus=2.0, labels={"zone": "x"})
+    RayPlaces(PlacementStrategy.SPREAD).reserve(spec, 1)
+    assert fake.last()["bundles"][0] == {"CPU": 2.0}
+    assert fake.last()["how"]["bundle_label_selector"] == [{"zone": "x"}]
+
+
+def test_who_is_where_is_read_from_ray_and_others_do_not_count(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0)
+    fake.make([{"CPU": 1.0, "node:b.1": 0.001}], name="kvferry/green/decode/decode-7/1")
+    fake.make([{"CPU": 1.0}], name="of somebody else")
+    RayPlaces(PlacementStrategy.SPREAD).reserve(worker("decode-0"), 1)
+    assert "node:a.1" in fake.last()["bundles"][0]
+    RayPlaces(PlacementStrategy.SPREAD).reserve(worker("decode-1"), 1)
+    assert "node:b.1" in fake.last()["bundles"][0]
+
+
+def test_a_place_is_found_again_and_given_back(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0)
+    places = RayPlaces(PlacementStrategy.SPREAD)
+    places.reserve(worker("decode-0"), 2)
+    later = RayPlaces(PlacementStrategy.SPREAD)
+    assert later.find("decode-0", 1) is None
+    found = later.find("decode-0", 2)
+    assert found is not None
+    found.release()
+    assert fake.last()["state"] == "REMOVED"
+    assert later.find("decode-0", 2) is None
+
+
+def test_a_router_waits_for_its_node_before_it_joins_another(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0)
+    places = RayPlaces(PlacementStrategy.SPREAD)
+    places.reserve(router("router-0"), 1)
+    lost = places.reserve(router("router-1"), 1)
+    assert fake.last()["bundles"][0] == {"node:b.1": 0.001}
+    lost.release()
+    fake.dead.add("b.1")
+    for launch in range(2, 8):
+        with pytest.raises(MemberEnded, match=r"waits for its node b\.1"):
+            places.reserve(router("router-1"), launch)
+    places.reserve(router("router-1"), 8)
+    assert fake.last()["bundles"][0] == {"node:a.1": 0.001}
+
+
+def test_a_router_takes_a_free_node_at_once(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0, c_1=4.0)
+    places = RayPlaces(PlacementStrategy.SPREAD)
+    places.reserve(router("router-0"), 1)
+    places.reserve(router("router-1"), 1).release()
+    fake.dead.add("b.1")
+    places.reserve(router("router-1"), 2)
+    assert fake.last()["bundles"][0] == {"node:c.1": 0.001}
