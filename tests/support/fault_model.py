@@ -112,6 +112,7 @@ class FaultRunner(DigestRunner):
         """`how`: what the model is computed with."""
         super().__init__(kv_pool, kv_pool.layout.page_size)
         self._pool = kv_pool
+        self.crew = None  # tokens are chosen on the engine thread
         self._on_layers = None
         layers = torch.arange(LAYERS) * _LAYER_SHIFT
         planes = torch.arange(2) * _PLANE_SHIFT
