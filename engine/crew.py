@@ -27,6 +27,7 @@ from engine.native_memory import (
     exchange,
     library_function,
     load,
+    put_words,
     store,
 )
 
@@ -52,6 +53,9 @@ _BOARD_BYTES = 7 * _LINE
 
 _HALF = 32
 _NEXT = (1 << _HALF) - 1
+_WORDS = 11
+"""At most of `share_words`: one kernel, so all calls pass as many."""
+_PADDING = [(0,) * (_WORDS - count) for count in range(_WORDS + 1)]
 _LOOKS_MAX = 20_000
 """How often a thread looks for work before it sleeps: about 50 us."""
 
@@ -86,6 +90,22 @@ def share(board: int, task: int, arguments: I64, parts: int) -> None:
         mine += 1
         index = add(board + _TICKET, 1) & _NEXT
     _await_others(board, parts - mine)
+
+
+@kernel
+def _share_words(  # noqa: PLR0913
+    board: int, task: int, parts: int, a: int, b: int, c: int, d: int, e: int, f: int, g: int,
+    h: int, i: int, j: int, k: int,
+) -> None:  # fmt: skip
+    arguments = np.empty(_WORDS, dtype=np.int64)
+    address = address_of(arguments)
+    put_words(address, (a, b, c, d, e, f, g, h, i, j, k))
+    share(board, task, arguments, parts)
+
+
+def share_words(board: int, task: int, parts: int, *words: int) -> None:
+    """As `share`, of a few arguments: an array of them would cost more to make than to pass on."""
+    _share_words(board, task, parts, *words, *_PADDING[len(words)])
 
 
 @kernel

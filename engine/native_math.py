@@ -6,7 +6,8 @@ Numba's cache of a kernel does not notice changes of what is written as LLVM ins
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -40,22 +41,30 @@ def kernel(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return _compile(function, cache=True, nogil=True)
 
 
-class Task(Protocol):
+class Task:
     """A kernel with an address, called as `task(arguments, index)`; see `engine.crew.share`."""
 
-    address: int
+    def __init__(self, function: Callable[[int, int], int]) -> None:
+        name_by_content(cast("FunctionType", function), sorted(_FASTMATH))
+        self._function = function
+
+    @cached_property
+    def address(self) -> int:
+        """Of the machine code: the first who asks waits until it is compiled, or found on disk."""
+        decorate = numba.cfunc(
+            "int64(int64, int64)", cache=True, fastmath=_FASTMATH, error_model="numpy"
+        )
+        # The compiled function holds the machine code.
+        self._compiled = decorate(self._function)
+        return int(self._compiled.address)
 
 
 def task(function: Callable[[int, int], int]) -> Task:
-    """Compile a part of shared work. It gets the address of its arguments and its own number.
+    """A part of shared work. It gets the address of its arguments and its own number.
 
     It returns 0, and raises nothing: who calls it cannot handle an exception.
     """
-    name_by_content(cast("FunctionType", function), sorted(_FASTMATH))
-    decorate = numba.cfunc(
-        "int64(int64, int64)", cache=True, fastmath=_FASTMATH, error_model="numpy"
-    )
-    return cast("Task", decorate(function))
+    return Task(function)
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -30,6 +30,11 @@ def intrinsic(function: Callable[..., _Emit]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", extending.intrinsic(function))
 
 
+def literal_intrinsic(function: Callable[..., _Emit]) -> Callable[..., Any]:
+    """As `intrinsic`; the types of constants tell their values."""
+    return cast("Callable[..., Any]", extending.intrinsic(prefer_literal=True)(function))
+
+
 def library_function(name: str, signature: Any) -> Callable[..., Any]:
     """A function of the C library, for kernels."""
     return cast("Callable[..., Any]", types.ExternalFunction(name, signature))
@@ -59,6 +64,73 @@ def _pointer(_: Any, address: Any, element: Any) -> _Emit:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
     return result(types.int64, element), emit
+
+
+def _peek(kind: Any, result: Any) -> Callable[[int], Any]:
+    """A function that reads what lies at an address."""
+
+    @intrinsic
+    def peek(_: Any, address: Any) -> _Emit:
+        def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.load(builder.inttoptr(arguments[0], kind.as_pointer()), align=1)
+
+        return result(types.int64), emit
+
+    return peek
+
+
+word_at = _peek(_WORD, types.int64)
+int32_at = _peek(ir.IntType(32), types.int32)
+float32_at = _peek(ir.FloatType(), types.float32)
+
+
+def _poke(kind: Any, value: Any) -> Callable[[int, Any], None]:
+    """A function that writes to an address."""
+
+    @intrinsic
+    def poke(_: Any, address: Any, _number: Any) -> _Emit:
+        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            place = builder.inttoptr(arguments[0], kind.as_pointer())
+            builder.store(arguments[1], place, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, value), emit
+
+    return poke
+
+
+put_word = _poke(_WORD, types.int64)
+put_float32 = _poke(ir.FloatType(), types.float32)
+
+
+@literal_intrinsic
+def words_at(_: Any, address: Any, count: Any) -> _Emit:
+    """So many words from an address on, a constant number, as a tuple."""
+    kind = types.UniTuple(types.int64, count.literal_value)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = _word_at(builder, arguments[0])
+        words = [
+            builder.load(builder.gep(first, [ir.Constant(_WORD, index)]), align=8)
+            for index in range(count.literal_value)
+        ]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return kind(types.int64, count), emit
+
+
+@intrinsic
+def put_words(_: Any, address: Any, words: Any) -> _Emit:
+    """Write a tuple of words from an address on."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = _word_at(builder, arguments[0])
+        for index in range(len(signature.args[1])):
+            place = builder.gep(first, [ir.Constant(_WORD, index)])
+            builder.store(builder.extract_value(arguments[1], index), place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, words), emit
 
 
 @intrinsic

@@ -15,28 +15,39 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.attention.heads import LOWEST, Plane, find_units, gather_sum, spread
+from engine.attention.heads import Plane, find_units
+from engine.attention.row_tiles import (
+    FACTORS,
+    LOWEST,
+    STATE_BYTES,
+    TOTALS,
+    bound_row,
+    cap_scores,
+    gather_head,
+    spread_head,
+    weigh_rows,
+)
 from engine.attention.tiles import (
     BLOCK_ROWS,
     PANEL,
-    cap_scores,
-    copy_unit,
-    highest_of,
+    clear_unit,
+    pack_unit,
     product_tile,
-    shrinkage,
     transpose_tile,
-    weigh,
 )
 from engine.instructions import LANES
-from engine.native_math import F32, I64, Task, inlined, task
-from engine.native_memory import address_of, array_at
+from engine.native_math import Task, inlined, task
+from engine.native_memory import float32_at, put_float32, put_word, word_at, words_at
+from engine.scratch import fill, give_back_lines, take_lines
 
 KEY_TILE = 64
 """K and V of so many tokens of a head of 64 elements are 32 KiB."""
 _TILE_ROWS = 96
 """About so many rows share what decoding a tile of keys costs."""
-ARGUMENTS, ITEM = 16, 5
+ARGUMENTS, ITEM = 15, 5
 """Numbers of the work and of one of its items, see `chunk_part`."""
+_PANEL_BYTES = 4 * PANEL
+_SCORES_STEP = 4 * KEY_TILE
 
 
 def tile_tokens(group: int) -> int:
@@ -53,9 +64,11 @@ class _Tile(NamedTuple):
     keys: int
     """[KEY_TILE / PANEL, columns, PANEL]."""
     values: int
-    """[KEY_TILE, columns]."""
+    """[columns / PANEL, KEY_TILE, PANEL]."""
     columns: int
     """Elements of a head in whole panels."""
+    width: int
+    """Elements of a head."""
 
 
 class _Block(NamedTuple):
@@ -64,69 +77,67 @@ class _Block(NamedTuple):
     query: int
     scores: int
     sums: int
-    factors: int
+    state: int
+    """See `weigh_rows`."""
+    seen: int
+    """How many positions each row sees: words."""
 
 
 @inlined
-def _decode_tile(
-    form: int, plane: Plane, width: int, offset: int, first: int, tile: _Tile, units: I64
-) -> None:
-    """Fill a tile of one head; values before position `first` and behind the last key with 0."""
-    find_units(plane, tile.base, units[: tile.length])
+def _decode_tile(form: int, plane: Plane, head: int, first: int, tile: _Tile, units: int) -> None:
+    """Fill a tile of one head, with zeros for values before position `first`.
+
+    Behind the last key, keys are the last one's, and values stay what they were: none is read.
+    """
+    find_units(plane, tile.base, tile.length, units)
+    last = word_at(units + 8 * (tile.length - 1))
     for j in range(tile.length, KEY_TILE):
-        units[j] = units[tile.length - 1]
-    values = array_at(tile.values, (KEY_TILE, tile.columns), np.float32)
-    for j in range(KEY_TILE):
-        if tile.base + j < first or j >= tile.length:
-            values[j] = np.float32(0)
+        put_word(units + 8 * j, last)
+    offset, step = head * plane.head_bytes, KEY_TILE * _PANEL_BYTES
+    for j in range(tile.length):
+        place = tile.values + j * _PANEL_BYTES
+        if tile.base + j < first:
+            clear_unit(tile.width, place, step)
         else:
-            copy_unit(form, plane.values + units[j] + offset, width, address_of(values[j]))
-    for j in range(KEY_TILE):
-        units[j] += plane.keys
+            unit = plane.values + word_at(units + 8 * j) + offset
+            pack_unit(form, unit, tile.width, place, step)
     for j in range(0, KEY_TILE, LANES):
-        panel = tile.keys + 4 * (j // PANEL * tile.columns * PANEL + j % PANEL)
-        transpose_tile(form, address_of(units) + 8 * j, offset, width, panel, 4 * PANEL)
+        place = tile.keys + 4 * (j // PANEL * tile.columns * PANEL + j % PANEL)
+        transpose_tile(form, units + 8 * j, plane.keys + offset, tile.width, place, _PANEL_BYTES)
 
 
 @inlined
-def _weigh_block(
-    block: _Block, vectors: int, starts: I64, stops: I64, cap: float, highest: F32, totals: F32
-) -> None:
-    """Turn the scores of a block into weights, 0 outside [starts, stops), and find the factors that
-    bring what was summed before to the new scale."""
-    factors = array_at(block.factors, BLOCK_ROWS, np.float32)
+def _bound_rows(tile: _Tile, block: _Block, vectors: int, window: int) -> None:
+    """Put out of sight what each row does not see."""
     for r in range(BLOCK_ROWS):
-        scores = block.scores + 4 * KEY_TILE * r
-        if cap < np.inf:
-            cap_scores(scores, vectors, cap)
-        if starts[r] > 0 or stops[r] < vectors * LANES:
-            row = array_at(scores, vectors * LANES, np.float32)
-            row[: starts[r]] = LOWEST
-            row[stops[r] :] = LOWEST
-        top = highest_of(scores, vectors, highest[r])
-        factors[r] = shrinkage(highest[r], top)
-        highest[r] = top
-        totals[r] = totals[r] * factors[r] + weigh(scores, vectors, top)
+        stop = word_at(block.seen + 8 * r) - tile.base
+        start, stop = max(stop - window, 0), min(max(stop, 0), KEY_TILE)
+        bound_row(block.scores + r * _SCORES_STEP, vectors, min(start, KEY_TILE), stop)
 
 
 @inlined
-def _attend_block(  # noqa: PLR0913
-    tile: _Tile, block: _Block, width: int, starts: I64, stops: I64, cap: float, highest: F32,
-    totals: F32,
-) -> None:  # fmt: skip
+def _attend_block(tile: _Tile, block: _Block, window: int, cap: float) -> None:
     """What a block's rows make of a tile's keys: those that the last row sees, at most."""
-    count = min(max(stops[BLOCK_ROWS - 1], 0), tile.length)
-    if count == 0 or starts[0] >= KEY_TILE:
+    first_stop = word_at(block.seen) - tile.base
+    last_stop = word_at(block.seen + 8 * (BLOCK_ROWS - 1)) - tile.base
+    count = min(last_stop, tile.length)
+    if count <= 0 or first_stop - window >= KEY_TILE:
         return
     row_bytes, panels = 4 * tile.columns, (count + PANEL - 1) // PANEL
-    folded = (width + LANES - 1) // LANES * LANES
+    folded, vectors = (tile.width + LANES - 1) // LANES * LANES, panels * (PANEL // LANES)
     for p in range(panels):
-        product_tile(0, block.query, row_bytes, tile.keys + p * PANEL * row_bytes, 4 * PANEL,
-                     folded, block.scores + 4 * p * PANEL, 4 * KEY_TILE, block.factors)  # fmt: skip
-    _weigh_block(block, 2 * panels, starts, stops, cap, highest, totals)
-    for c in range(0, tile.columns, PANEL):
-        product_tile(1, block.scores, 4 * KEY_TILE, tile.values + 4 * c, row_bytes,
-                     count, block.sums + 4 * c, row_bytes, block.factors)  # fmt: skip
+        product_tile(0, block.query, row_bytes, tile.keys + p * PANEL * row_bytes, _PANEL_BYTES,
+                     folded, block.scores + p * _PANEL_BYTES, _SCORES_STEP, 0)  # fmt: skip
+    if cap < np.inf:
+        for r in range(BLOCK_ROWS):
+            cap_scores(block.scores + r * _SCORES_STEP, vectors, cap)
+    if first_stop < panels * PANEL or last_stop > window:
+        _bound_rows(tile, block, vectors, window)
+    weigh_rows(BLOCK_ROWS, block.scores, _SCORES_STEP, vectors, block.state)
+    for p in range(tile.columns // PANEL):
+        product_tile(1, block.scores, _SCORES_STEP, tile.values + p * KEY_TILE * _PANEL_BYTES,
+                     _PANEL_BYTES, count, block.sums + p * _PANEL_BYTES, row_bytes,
+                     block.state + FACTORS)  # fmt: skip
 
 
 @cache
@@ -140,58 +151,57 @@ def chunk_part(form: int) -> Task:
     @task
     def part(arguments: int, index: int) -> int:
         (
-            queries, keys, values, out, items, pages, pages_count, heads,
+            queries, keys, values, out, items, pages, heads,
             cap_at, window, width, page_size, kv_heads, token_step, head_step, unit_bytes,
-        ) = array_at(arguments, ARGUMENTS, np.int64)  # fmt: skip
-        token, tokens, first_page, position, kv_head = array_at(
-            items + 8 * ITEM * index, ITEM, np.int64
-        )
-        cap = array_at(cap_at, 1, np.float32)[0]
+        ) = words_at(arguments, ARGUMENTS)  # fmt: skip
+        token, tokens, first_page, position, kv_head = words_at(items + 8 * ITEM * index, ITEM)
         plane = Plane(
-            keys, values, pages + 4 * first_page, pages_count - first_page, page_size,
+            keys, values, pages + 4 * first_page, page_size,
             page_size * kv_heads * unit_bytes, token_step * unit_bytes, head_step * unit_bytes,
             unit_bytes, kv_heads,
         )  # fmt: skip
-        group = heads // kv_heads
+        group, cap = heads // kv_heads, float32_at(cap_at)
         columns = (width + PANEL - 1) // PANEL * PANEL
-        rows = (tokens * group + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
-        query = np.zeros((rows, columns), dtype=np.float32)
-        sums = np.zeros((rows, columns), dtype=np.float32)
-        totals = np.zeros(rows, dtype=np.float32)
-        highest = np.full(rows, LOWEST, dtype=np.float32)
-        scale = np.float32(1.0 / np.sqrt(width))
-        shape, start = (tokens, heads, width), 4 * token * heads * width
-        asked = array_at(queries + start, shape, np.float32)
-        for r in range(tokens * group):
-            spread(asked[r // group, kv_head * group + r % group], scale, query[r])
+        blocks = (tokens * group + BLOCK_ROWS - 1) // BLOCK_ROWS
+        rows, row_bytes = blocks * BLOCK_ROWS, 4 * columns
 
-        tile_keys = np.zeros((KEY_TILE, columns), dtype=np.float32)
-        tile_values = np.zeros((KEY_TILE, columns), dtype=np.float32)
-        scores = np.zeros((BLOCK_ROWS, KEY_TILE), dtype=np.float32)
-        factors = np.zeros(BLOCK_ROWS, dtype=np.float32)
-        units = np.empty(KEY_TILE, dtype=np.int64)
-        starts = np.empty(BLOCK_ROWS, dtype=np.int64)
-        stops = np.empty(BLOCK_ROWS, dtype=np.int64)
+        query = take_lines((2 * rows + 2 * KEY_TILE) * row_bytes + BLOCK_ROWS * _SCORES_STEP
+                           + blocks * STATE_BYTES + 8 * (KEY_TILE + rows))  # fmt: skip
+        sums = query + rows * row_bytes
+        tile_keys = sums + rows * row_bytes
+        tile_values = tile_keys + KEY_TILE * row_bytes
+        scores = tile_values + KEY_TILE * row_bytes
+        states = scores + BLOCK_ROWS * _SCORES_STEP
+        units = states + blocks * STATE_BYTES
+        seen = units + 8 * KEY_TILE
+        fill(query, 0, 2 * rows * row_bytes)
+        scale = np.float32(1.0 / np.sqrt(width))
+        for r in range(rows):
+            # Rows that only fill the last block see what its last token sees.
+            t = min(r // group, tokens - 1)
+            put_word(seen + 8 * r, position + t + 1)
+            state = states + r // BLOCK_ROWS * STATE_BYTES + 4 * (r % BLOCK_ROWS)
+            put_float32(state, np.float32(LOWEST))
+            put_float32(state + TOTALS, np.float32(0))
+            if r < tokens * group:
+                head = (token + t) * heads + kv_head * group + r % group
+                spread_head(queries + 4 * head * width, width, query + r * row_bytes, scale)
+
         first, end = max(position + 1 - window, 0), position + tokens
         for base in range(first - first % KEY_TILE, end, KEY_TILE):
-            tile = _Tile(base, min(KEY_TILE, end - base), address_of(tile_keys),
-                         address_of(tile_values), columns)  # fmt: skip
-            _decode_tile(form, plane, width, kv_head * plane.head_bytes, first, tile, units)
-            for b in range(0, rows, BLOCK_ROWS):
-                for r in range(BLOCK_ROWS):
-                    # Rows that only fill the last block see what its last token sees.
-                    stop = position + min((b + r) // group, tokens - 1) + 1 - base
-                    starts[r] = min(max(stop - window, 0), KEY_TILE)
-                    stops[r] = min(max(stop, 0), KEY_TILE)
-                block = _Block(address_of(query[b]), address_of(scores), address_of(sums[b]),
-                               address_of(factors))  # fmt: skip
-                _attend_block(tile, block, width, starts, stops, cap,
-                              highest[b : b + BLOCK_ROWS], totals[b : b + BLOCK_ROWS])  # fmt: skip
-        averaged = array_at(out + start, shape, np.float32)
+            tile = _Tile(base, min(KEY_TILE, end - base), tile_keys, tile_values, columns, width)
+            _decode_tile(form, plane, kv_head, first, tile, units)
+            for b in range(blocks):
+                row = b * BLOCK_ROWS
+                block = _Block(query + row * row_bytes, scores, sums + row * row_bytes,
+                               states + b * STATE_BYTES, seen + 8 * row)  # fmt: skip
+                _attend_block(tile, block, window, cap)
         for r in range(tokens * group):
-            head = averaged[r // group, kv_head * group + r % group]
-            head[:] = np.float32(0)
-            gather_sum(sums[r], np.float32(1) / totals[r], head)
+            state = states + r // BLOCK_ROWS * STATE_BYTES + 4 * (r % BLOCK_ROWS)
+            factor = np.float32(1) / float32_at(state + TOTALS)
+            head = (token + r // group) * heads + kv_head * group + r % group
+            gather_head(sums + r * row_bytes, width, out + 4 * head * width, 0, factor)
+        give_back_lines(query)
         return 0
 
     return part

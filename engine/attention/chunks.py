@@ -48,7 +48,6 @@ class ChunkWork:
                 out.data_ptr(),
                 self._items.ctypes.data,
                 pages.ctypes.data,
-                len(pages),
                 heads,
                 *stored.numbers,
             ],

@@ -49,7 +49,6 @@ class DecodeWork:
                 out.data_ptr(),
                 self._items.ctypes.data,
                 self._pages.ctypes.data,
-                len(self._pages),
                 self._partials.ctypes.data,
                 self._counters.ctypes.data,
                 heads,

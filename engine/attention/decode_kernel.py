@@ -10,33 +10,45 @@ depends on the number of threads, on the batch, or on how many tokens of a seque
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.attention.heads import LOWEST, Plane, find_units, gather_sum, spread
-from engine.attention.tiles import (
-    AHEAD,
-    COLUMNS,
-    KEYS,
-    ask_for_keys,
+from engine.attention.heads import Plane, find_units
+from engine.attention.row_tiles import (
+    LOWEST,
+    STATE_BYTES,
+    TOTALS,
+    bound_row,
     cap_scores,
-    highest_of,
-    score_tile,
+    gather_head,
     shrinkage,
-    value_tile,
-    weigh,
+    spread_head,
+    weigh_rows,
 )
+from engine.attention.tiles import AHEAD, COLUMNS, KEYS, ask_for_keys, score_tile, value_tile
 from engine.instructions import LANES
-from engine.native_math import F32, I64, Task, inlined, task
-from engine.native_memory import add, address_of, array_at, keep, store
+from engine.native_math import Task, inlined, task
+from engine.native_memory import (
+    add,
+    float32_at,
+    put_float32,
+    put_word,
+    store,
+    word_at,
+    words_at,
+)
+from engine.scratch import fill, give_back_lines, take_lines
 
 SPLIT = 128
 """Positions of one part of the work."""
 _BATCH_BYTES = 16 * 1024
 """Of tokens whose values are summed before the next tokens': about what the nearest cache holds."""
-ARGUMENTS, ITEM = 18, 6
+ARGUMENTS, ITEM = 17, 6
 """Numbers of the work and of one of its items, see `decode_part`."""
+_SCORES_STEP = 4 * SPLIT
+_ROWS = 3
+"""Rows that are weighed at once."""
 COUNTER_WORDS = 8
 """Of the count of a sequence's parts that are done: a cache line, as several threads write it."""
 
@@ -69,58 +81,53 @@ def partial_size(group: int, width: int) -> int:
 
 
 @inlined
-def _find_addresses(plane: Plane, split: _Split, addresses: I64) -> int:
+def _find_addresses(plane: Plane, split: _Split, addresses: int) -> int:
     """Addresses of head 0 of the tokens' K, in whole tiles, of their V, and of more to look ahead.
 
     Returns how many there are of K.
     """
     count = split.stop - split.begin
-    find_units(plane, split.base + split.begin, addresses[:count])
+    find_units(plane, split.base + split.begin, count, addresses)
     whole = (count + KEYS - 1) // KEYS * KEYS
-    last = addresses[count - 1]
-    addresses[whole + count : whole + count + AHEAD + KEYS] = plane.values + last
+    last = word_at(addresses + 8 * (count - 1))
     for j in range(count):
-        addresses[whole + j] = plane.values + addresses[j]
-        addresses[j] += plane.keys
+        unit = word_at(addresses + 8 * j)
+        put_word(addresses + 8 * j, plane.keys + unit)
+        put_word(addresses + 8 * (whole + j), plane.values + unit)
     for j in range(count, whole):
-        addresses[j] = plane.keys + last
+        put_word(addresses + 8 * j, plane.keys + last)
+    for j in range(whole + count, whole + count + AHEAD + KEYS):
+        put_word(addresses + 8 * j, plane.values + last)
     return whole
 
 
 @inlined
-def _score(form: int, plane: Plane, rows: _Rows, query: int, addresses: I64, scores: int) -> None:
-    """Scores of all rows with the keys at `addresses`, in tiles."""
-    at, step = address_of(addresses), 4 * SPLIT
-    twos = 2 * (-rows.length % 3)
-    for j in range(0, len(addresses), KEYS):
+def _ask_for_first(plane: Plane, addresses: int, count: int) -> None:
+    """Ask for what no earlier tile asks for."""
+    for j in range(0, min(count, AHEAD), KEYS):
         for h in range(plane.kv_heads):
-            offset = h * plane.head_bytes
-            ask_for_keys(at + 8 * j, offset, plane.unit_bytes)
-            asked, score = (
-                query + h * rows.length * rows.step,
-                scores + h * rows.length * step + 4 * j,
-            )
-            for r in range(0, rows.length - twos, 3):
-                score_tile(form, 3, asked + r * rows.step, rows.step, at + 8 * j, offset,
-                           rows.width, score + r * step, step)  # fmt: skip
-            for r in range(rows.length - twos, rows.length, 2):
-                score_tile(form, 2, asked + r * rows.step, rows.step, at + 8 * j, offset,
-                           rows.width, score + r * step, step)  # fmt: skip
+            ask_for_keys(addresses + 8 * j, h * plane.head_bytes, plane.unit_bytes)
 
 
 @inlined
-def _weigh_row(scores: int, start: int, stop: int, vectors: int, cap: float) -> Any:
-    """Turn vectors of scores of a row into weights, 0 outside [start, stop). Maximum and sum."""
-    row = array_at(scores, vectors * LANES, np.float32)
-    if start >= stop:
-        row[:] = np.float32(0)
-        return LOWEST, np.float32(0)
-    if cap < np.inf:
-        cap_scores(scores, vectors, cap)
-    row[:start] = LOWEST
-    row[stop:] = LOWEST
-    highest = highest_of(scores, vectors, LOWEST)
-    return highest, weigh(scores, vectors, highest)
+def _score(
+    form: int, plane: Plane, rows: _Rows, query: int, addresses: int, count: int, scores: int
+) -> None:
+    """Scores of all rows with the keys at `count` addresses, in tiles."""
+    twos = 2 * (-rows.length % 3)
+    for j in range(0, count, KEYS):
+        units = addresses + 8 * j
+        for h in range(plane.kv_heads):
+            offset = h * plane.head_bytes
+            ask_for_keys(units + 8 * AHEAD, offset, plane.unit_bytes)
+            asked = query + h * rows.length * rows.step
+            score = scores + h * rows.length * _SCORES_STEP + 4 * j
+            for r in range(0, rows.length - twos, 3):
+                score_tile(form, 3, asked + r * rows.step, rows.step, units, offset,
+                           rows.width, score + r * _SCORES_STEP, _SCORES_STEP)  # fmt: skip
+            for r in range(rows.length - twos, rows.length, 2):
+                score_tile(form, 2, asked + r * rows.step, rows.step, units, offset,
+                           rows.width, score + r * _SCORES_STEP, _SCORES_STEP)  # fmt: skip
 
 
 @inlined
@@ -129,7 +136,7 @@ def _add_values(  # noqa: PLR0913
     weights: int, sums: int,
 ) -> None:  # fmt: skip
     """Add `columns` vectors of one head's values to the sums of all its rows."""
-    step = 4 * SPLIT
+    step = _SCORES_STEP
     twos = 2 * (-rows.length % 3)
     for r in range(0, rows.length - twos, 3):
         value_tile(form, 3, columns, at, count, offset, rows.width, first, weights + r * step,
@@ -151,10 +158,10 @@ def _accumulate(
         keys, units = min(batch, count - j), at + 8 * j
         for h in range(plane.kv_heads):
             offset = h * plane.head_bytes
-            weight = weights + h * rows.length * 4 * SPLIT + 4 * j
+            weight = weights + h * rows.length * _SCORES_STEP + 4 * j
             total = sums + h * rows.length * rows.step
             for i in range(0, keys, KEYS):
-                ask_for_keys(units + 8 * i, offset, plane.unit_bytes)
+                ask_for_keys(units + 8 * (AHEAD + i), offset, plane.unit_bytes)
             for v in range(0, wide, COLUMNS):
                 _add_values(form, COLUMNS, rows, units, keys, offset, v, weight, total)
             for v in range(wide, vectors):
@@ -162,24 +169,29 @@ def _accumulate(
 
 
 @inlined
-def _combine(partials: F32, all_rows: int, rows: _Rows, group: int, out: F32) -> None:
+def _combine(
+    partials: int, splits: int, all_rows: int, rows: _Rows, group: int, heads: int, tokens: int,
+    out: int,
+) -> None:  # fmt: skip
     """out [tokens, H, D] = the average over all splits of partials [splits, `partial_size`]."""
-    tokens, heads, _ = out.shape
-    splits, size = partials.shape
-    step = rows.step // 4
-    out[:] = np.float32(0)
+    maxima = all_rows * rows.step
+    totals = maxima + 4 * all_rows
+    size = totals + 4 * all_rows
     for head in range(heads):
         for t in range(tokens):
             r = head // group * rows.length + t * group + head % group
-            highest, totals = partials[:, size - 2 * all_rows + r], partials[:, size - all_rows + r]
-            top, total = LOWEST, np.float32(0)
+            top, total = np.float32(LOWEST), np.float32(0)
             for split in range(splits):
-                top = max(top, highest[split])
+                top = max(top, float32_at(partials + split * size + maxima + 4 * r))
             for split in range(splits):
-                total += totals[split] * shrinkage(highest[split], top)
+                mine = partials + split * size + 4 * r
+                weight = shrinkage(float32_at(mine + maxima), top)
+                total += float32_at(mine + totals) * weight
+            place = out + 4 * (t * heads + head) * rows.width
             for split in range(splits):
-                factor = shrinkage(highest[split], top) / total
-                gather_sum(partials[split, r * step : (r + 1) * step], factor, out[t, head])
+                mine = partials + split * size
+                factor = shrinkage(float32_at(mine + maxima + 4 * r), top) / total
+                gather_head(mine + r * rows.step, rows.width, place, split, factor)
 
 
 @cache
@@ -195,19 +207,18 @@ def decode_part(form: int) -> Task:
     @task
     def part(arguments: int, index: int) -> int:
         (
-            queries, keys, values, out, items, pages, pages_count, partials, counters, heads,
+            queries, keys, values, out, items, pages, partials, counters, heads,
             cap_at, window, width, page_size, kv_heads, token_step, head_step, unit_bytes,
-        ) = array_at(arguments, ARGUMENTS, np.int64)  # fmt: skip
-        token, tokens, first_page, position, number, partials_start = array_at(
-            items + 8 * ITEM * index, ITEM, np.int64
+        ) = words_at(arguments, ARGUMENTS)  # fmt: skip
+        token, tokens, first_page, position, number, partials_start = words_at(
+            items + 8 * ITEM * index, ITEM
         )
-        cap = array_at(cap_at, 1, np.float32)[0]
         plane = Plane(
-            keys, values, pages + 4 * first_page, pages_count - first_page, page_size,
+            keys, values, pages + 4 * first_page, page_size,
             page_size * kv_heads * unit_bytes, token_step * unit_bytes, head_step * unit_bytes,
             unit_bytes, kv_heads,
         )  # fmt: skip
-        group = heads // kv_heads
+        group, cap = heads // kv_heads, float32_at(cap_at)
         vectors = (width + LANES - 1) // LANES
         rows = _Rows(max(2, tokens * group), width, 4 * LANES * vectors)
         all_rows = kv_heads * rows.length
@@ -215,51 +226,59 @@ def decode_part(form: int) -> Task:
         first = max(position + 1 - window - base, 0)
         split = _Split(base, first - first % KEYS, first, min(position + tokens - base, SPLIT))
 
-        query = np.zeros((all_rows, LANES * vectors), dtype=np.float32)
+        padded_rows = (all_rows + _ROWS - 1) // _ROWS * _ROWS
+        query = take_lines(padded_rows * (rows.step + _SCORES_STEP) + STATE_BYTES
+                           + 8 * 2 * (SPLIT + AHEAD + KEYS))  # fmt: skip
+        scores = query + padded_rows * rows.step
+        state = scores + padded_rows * _SCORES_STEP
+        addresses = state + STATE_BYTES
+        whole = _find_addresses(plane, split, addresses)
+        _ask_for_first(plane, addresses, whole)
+        fill(query, 0, all_rows * rows.step)
         scale = np.float32(1.0 / np.sqrt(width))
-        shape = (tokens, heads, width)
-        asked = array_at(queries + 4 * token * heads * width, shape, np.float32)
         for t in range(tokens):
             for head in range(heads):
                 r = head // group * rows.length + t * group + head % group
-                spread(asked[t, head], scale, query[r])
-        addresses = np.empty(2 * SPLIT + 2 * AHEAD, dtype=np.int64)
-        whole = _find_addresses(plane, split, addresses)
-        scores = np.empty((all_rows, SPLIT), dtype=np.float32)
-        _score(form, plane, rows, address_of(query), addresses[:whole],
-               address_of(scores) + 4 * split.begin)  # fmt: skip
+                asked = queries + 4 * ((token + t) * heads + head) * width
+                spread_head(asked, width, query + r * rows.step, scale)
+        _score(form, plane, rows, query, addresses, whole, scores + 4 * split.begin)
 
         first_split = max(position + 1 - window, 0) // SPLIT
         splits = (position + tokens - 1) // SPLIT + 1 - first_split
-        size = all_rows * (LANES * vectors + 2)
-        start = partials_start * kv_heads * max(2, group) * (LANES * vectors + 2)
-        all_partials = array_at(partials + 4 * start, (splits, size), np.float32)
-        mine = all_partials[number - first_split]
-        mine[: size - 2 * all_rows] = np.float32(0)
+        size = all_rows * (rows.step + 8)
+        begin = partials + partials_start * kv_heads * max(2, group) * (rows.step + 8)
+        mine = begin + (number - first_split) * size
+        fill(mine, 0, all_rows * rows.step)
+        score_vectors = (split.stop + LANES - 1) // LANES
         for r in range(all_rows):
             # What a tile with only one row to do has besides, does not matter.
             t = r % rows.length // group
-            highest, total = _weigh_row(
-                address_of(scores) + 4 * SPLIT * r,
-                max(position + t + 1 - window - base, 0),
-                min(position + t + 1 - base, split.stop),
-                (split.stop + LANES - 1) // LANES,
-                cap,
-            )
-            mine[size - 2 * all_rows + r], mine[size - all_rows + r] = highest, total
+            start = max(position + t + 1 - window - base, 0)
+            stop = max(min(position + t + 1 - base, split.stop), 0)
+            row = scores + r * _SCORES_STEP
+            if cap < np.inf:
+                cap_scores(row, score_vectors, cap)
+            if start > 0 or stop < score_vectors * LANES:
+                bound_row(row, score_vectors, min(start, SPLIT), stop)
+        for r in range(0, all_rows, _ROWS):
+            for i in range(_ROWS):
+                put_float32(state + 4 * i, np.float32(LOWEST))
+                put_float32(state + TOTALS + 4 * i, np.float32(0))
+            weigh_rows(_ROWS, scores + r * _SCORES_STEP, _SCORES_STEP, score_vectors, state)
+            found = mine + all_rows * rows.step + 4 * r
+            for i in range(min(_ROWS, all_rows - r)):
+                put_float32(found + 4 * i, float32_at(state + 4 * i))
+                put_float32(found + 4 * (all_rows + i), float32_at(state + TOTALS + 4 * i))
         seen = split.first - split.begin
-        _accumulate(form, plane, rows, address_of(addresses) + 8 * (whole + seen),
-                    split.stop - split.first, address_of(scores) + 4 * split.first,
-                    address_of(mine))  # fmt: skip
-        keep(query)
-        keep(addresses)
-        keep(scores)
+        _accumulate(form, plane, rows, addresses + 8 * (whole + seen),
+                    split.stop - split.first, scores + 4 * split.first, mine)  # fmt: skip
+        give_back_lines(query)
 
         counter = counters + 8 * COUNTER_WORDS * token
         if add(counter, 1) == splits - 1:
             store(counter, 0)
-            averaged = array_at(out + 4 * token * heads * width, shape, np.float32)
-            _combine(all_partials, all_rows, rows, group, averaged)
+            place = out + 4 * token * heads * width
+            _combine(begin, splits, all_rows, rows, group, heads, tokens, place)
         return 0
 
     return part

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.crew import share
 from engine.instructions import LANES
-from engine.native_math import F32, inlined, kernel, task
-from engine.native_memory import array_at
+from engine.native_math import F32, inlined, task
+from engine.native_memory import array_at, words_at
 from engine.operators.dot_tile import dot_tile
 
 ROWS, _INPUTS = 3, 4
@@ -82,8 +81,9 @@ def _multiply(
 
 
 @task
-def _linear_part(arguments: int, index: int) -> int:
-    inputs, weight, out, tokens, width, rows, part_rows = array_at(arguments, 7, np.int64)
+def linear_part(arguments: int, index: int) -> int:
+    """out [tokens, rows] = inputs [tokens, width] . weight [rows, width]^T."""
+    inputs, weight, out, tokens, width, rows, part_rows = words_at(arguments, 7)
     start = index * part_rows
     count = min(part_rows, rows - start)
     if tokens == 1:
@@ -106,18 +106,6 @@ def _linear_part(arguments: int, index: int) -> int:
     return 0
 
 
-LINEAR_PART = _linear_part.address
-
-
-@kernel
-def linear(  # noqa: PLR0913
-    board: int, part: int, inputs: int, weight: int, out: int, tokens: int, width: int, rows: int
-) -> None:
-    """out [tokens, rows] = inputs [tokens, width] . weight [rows, width]^T, by a crew.
-
-    part: `LINEAR_PART`, which is at another address in each process. The three arrays are given by
-    their addresses: this is called most often, and arrays would double what a call costs.
-    """
-    part_rows = max(1, PART_ELEMENTS // (width * ROWS)) * ROWS
-    arguments = np.array([inputs, weight, out, tokens, width, rows, part_rows])
-    share(board, part, arguments, (rows + part_rows - 1) // part_rows)
+def rows_of_part(width: int) -> int:
+    """Of a weight in one part of the work."""
+    return max(1, PART_ELEMENTS // (width * ROWS)) * ROWS

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.crew import share_words
 from engine.operators import native_kernels, panel_kernels, quantized_kernels, token_kernels
-from engine.operators.native_kernels import DOT_TOKENS_MAX
+from engine.operators.native_kernels import DOT_TOKENS_MAX, rows_of_part
+from engine.operators.panel_kernels import PART_ROWS
 from engine.operators.quantized_weight import QuantizedWeight
+from engine.operators.token_kernels import as_word, parts_of
 
 if TYPE_CHECKING:
     from engine.crew import Crew
+    from engine.native_math import Task
     from engine.operators.quantized_weight import Weight
 
 
@@ -31,24 +35,31 @@ class NativeOperators:
         """See `Operators.linear`."""
         assert inputs.is_contiguous(), "a kernel reads them by their address"
         tokens, width = inputs.shape
+        rows = len(weight)
+        out = torch.empty(tokens, rows)
+        addresses: tuple[int, ...]
         if isinstance(weight, QuantizedWeight):
-            out = torch.empty(tokens, len(weight))
-            addresses = (
-                inputs.data_ptr(),
-                weight.values.data_ptr(),
-                weight.scales.data_ptr(),
-                out.data_ptr(),
-            )
-            few, many = quantized_kernels.LINEAR_PART, quantized_kernels.PACKED_PART
-            part = few if tokens <= DOT_TOKENS_MAX else many
-            quantized_kernels.linear(self._board, part, *addresses, tokens, width, len(weight))
+            few, many = quantized_kernels.linear_part, quantized_kernels.packed_part
+            addresses = weight.values.data_ptr(), weight.scales.data_ptr()
         else:
             assert weight.is_contiguous(), "a kernel reads it by its address"
-            rows = weight.shape[0]
-            out = torch.empty(tokens, rows)
-            kernels = native_kernels if tokens <= DOT_TOKENS_MAX else panel_kernels
-            arrays = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
-            kernels.linear(self._board, kernels.LINEAR_PART, *arrays, tokens, width, rows)
+            few, many = native_kernels.linear_part, panel_kernels.linear_part
+            addresses = (weight.data_ptr(),)
+        task, part_rows = (
+            (few, rows_of_part(width)) if tokens <= DOT_TOKENS_MAX else (many, PART_ROWS)
+        )
+        share_words(
+            self._board,
+            task.address,
+            -(-rows // part_rows),
+            inputs.data_ptr(),
+            *addresses,
+            out.data_ptr(),
+            tokens,
+            width,
+            rows,
+            part_rows,
+        )
         return out if bias is None else out.add_(bias)
 
     def rms_norm(self, inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -57,8 +68,9 @@ class NativeOperators:
         tokens, width = inputs.shape
         out = torch.empty(tokens, width)
         addresses = inputs.data_ptr(), weight.data_ptr(), out.data_ptr()
-        part = token_kernels.RMS_NORM_PART
-        token_kernels.rms_norm(self._board, part, *addresses, tokens, width, eps)
+        self._share(
+            token_kernels.rms_norm_part, tokens, width, *addresses, tokens, width, as_word(eps)
+        )
         return out
 
     def add_rms_norm(
@@ -70,24 +82,25 @@ class NativeOperators:
         tokens, width = residual.shape
         out = torch.empty(tokens, width)
         addresses = residual.data_ptr(), update.data_ptr(), weight.data_ptr(), out.data_ptr()
-        part = token_kernels.ADD_RMS_NORM_PART
-        token_kernels.add_rms_norm(self._board, part, *addresses, tokens, width, eps)
+        self._share(
+            token_kernels.add_rms_norm_part, tokens, width, *addresses, tokens, width, as_word(eps)
+        )
         return out
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators.silu_and_mul`."""
-        return self._gate(gate_up, token_kernels.SILU_PART)
+        return self._gate(gate_up, token_kernels.silu_part)
 
     def gelu_tanh_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators.gelu_tanh_and_mul`."""
-        return self._gate(gate_up, token_kernels.GELU_PART)
+        return self._gate(gate_up, token_kernels.gelu_part)
 
-    def _gate(self, gate_up: torch.Tensor, part: int) -> torch.Tensor:
+    def _gate(self, gate_up: torch.Tensor, part: Task) -> torch.Tensor:
         assert gate_up.is_contiguous(), "a kernel reads it by its address"
         tokens, width = gate_up.shape
         out = torch.empty(tokens, width // 2)
-        addresses = gate_up.data_ptr(), out.data_ptr()
-        token_kernels.gate(self._board, part, *addresses, tokens, width // 2)
+        half = width // 2
+        self._share(part, tokens, half, gate_up.data_ptr(), out.data_ptr(), tokens, half)
         return out
 
     def norm_heads(
@@ -104,8 +117,7 @@ class NativeOperators:
         head_dim = key_weight.shape[0]
         addresses = qkv.data_ptr(), query_weight.data_ptr(), key_weight.data_ptr()
         sizes = tokens, width // head_dim, kv_heads, head_dim
-        part = token_kernels.NORM_HEADS_PART
-        token_kernels.norm_heads(self._board, part, *addresses, *sizes, eps)
+        self._share(token_kernels.norm_heads_part, tokens, width, *addresses, *sizes, as_word(eps))
 
     def rope_and_write(
         self,
@@ -124,9 +136,10 @@ class NativeOperators:
         _, kv_heads, head_dim = keys.shape
         num_heads = width // head_dim - 2 * kv_heads
         queries = torch.empty(tokens, num_heads, head_dim)
-        token_kernels.rope_and_write(
-            self._board,
-            token_kernels.ROPE_PART,
+        self._share(
+            token_kernels.rope_part,
+            tokens,
+            width,
             qkv.data_ptr(),
             rope.data_ptr(),
             positions.data_ptr(),
@@ -140,3 +153,7 @@ class NativeOperators:
             head_dim,
         )
         return queries
+
+    def _share(self, part: Task, tokens: int, width: int, *words: int) -> None:
+        """Work on each of `tokens`, of `width` elements."""
+        share_words(self._board, part.address, parts_of(tokens, width), *words)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.crew import share
 from engine.instructions import LANES
-from engine.native_math import inlined, kernel, task
-from engine.native_memory import array_at
+from engine.native_math import inlined, task
+from engine.native_memory import array_at, words_at
 from engine.operators.panel_tile import PANEL_ROWS, pack_square, panel_tile
-from engine.operators.scratch import give_back, take
+from engine.scratch import give_back, take
 
 _INPUTS = 6
 """Of a tile: twelve sums, a line of the panel and an input fill the sixteen registers of AVX2."""
@@ -107,22 +106,11 @@ def multiply_rows(
 
 
 @task
-def _linear_part(arguments: int, index: int) -> int:
-    inputs, weight, out, tokens, width, rows = array_at(arguments, 6, np.int64)
+def linear_part(arguments: int, index: int) -> int:
+    """out [tokens, rows] = inputs [tokens, width] . weight [rows, width]^T."""
+    inputs, weight, out, tokens, width, rows = words_at(arguments, 6)
     start = index * PART_ROWS
     count = min(PART_ROWS, rows - start)
     row, place = weight + 4 * start * width, out + 4 * start
     multiply_rows(row, count, inputs, tokens, width, place, rows)
     return 0
-
-
-LINEAR_PART = _linear_part.address
-
-
-@kernel
-def linear(  # noqa: PLR0913
-    board: int, part: int, inputs: int, weight: int, out: int, tokens: int, width: int, rows: int
-) -> None:
-    """out [tokens, rows] = inputs [tokens, width] . weight [rows, width]^T. part: `LINEAR_PART`."""
-    arguments = np.array([inputs, weight, out, tokens, width, rows])
-    share(board, part, arguments, (rows + PART_ROWS - 1) // PART_ROWS)

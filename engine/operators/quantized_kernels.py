@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.crew import share
 from engine.instructions import LANES
-from engine.native_math import inlined, kernel, task
-from engine.native_memory import array_at
+from engine.native_math import inlined, task
+from engine.native_memory import array_at, words_at
 from engine.operators.group_tile import group_dot, group_elements
 from engine.operators.native_kernels import (
     BLOCK_TOKENS,
-    DOT_TOKENS_MAX,
-    PART_ELEMENTS,
     ROWS,
     multiply_row,
     multiply_rows,
     tiles_of,
 )
-from engine.operators.panel_kernels import PART_ROWS
 from engine.operators.panel_kernels import multiply_rows as multiply_packed
 from engine.operators.quantized_weight import GROUP
-from engine.operators.scratch import give_back, take
+from engine.scratch import give_back, take
 
 
 @inlined
@@ -102,8 +98,9 @@ def _multiply(  # noqa: PLR0913  # as a float32 product, and scales
 
 
 @task
-def _linear_part(arguments: int, index: int) -> int:
-    inputs, values, scales, out, tokens, width, rows, part_rows = array_at(arguments, 8, np.int64)
+def linear_part(arguments: int, index: int) -> int:
+    """out [tokens, rows] = inputs [tokens, width] . elements [rows, width]^T."""
+    inputs, values, scales, out, tokens, width, rows, part_rows = words_at(arguments, 8)
     groups = (width + GROUP - 1) // GROUP
     start = index * part_rows
     count = min(part_rows, rows - start)
@@ -130,8 +127,9 @@ def _linear_part(arguments: int, index: int) -> int:
 
 
 @task
-def _packed_part(arguments: int, index: int) -> int:
-    inputs, values, scales, out, tokens, width, rows, part_rows = array_at(arguments, 8, np.int64)
+def packed_part(arguments: int, index: int) -> int:
+    """As `linear_part`, for many inputs, see `panel_kernels`."""
+    inputs, values, scales, out, tokens, width, rows, part_rows = words_at(arguments, 8)
     groups = (width + GROUP - 1) // GROUP
     start = index * part_rows
     count = min(part_rows, rows - start)
@@ -140,30 +138,3 @@ def _packed_part(arguments: int, index: int) -> int:
     multiply_packed(row, count, inputs, tokens, width, out + 4 * start, rows)
     give_back(row)
     return 0
-
-
-LINEAR_PART = _linear_part.address
-PACKED_PART = _packed_part.address
-"""For many inputs, see `panel_kernels`."""
-
-
-@kernel
-def linear(  # noqa: PLR0913
-    board: int,
-    part: int,
-    inputs: int,
-    values: int,
-    scales: int,
-    out: int,
-    tokens: int,
-    width: int,
-    rows: int,
-) -> None:
-    """out [tokens, rows] = inputs [tokens, width] . elements [rows, width]^T; addresses of arrays.
-
-    part: `LINEAR_PART`, or `PACKED_PART` for more than `DOT_TOKENS_MAX` inputs.
-    """
-    few = max(1, PART_ELEMENTS // (width * ROWS)) * ROWS
-    part_rows = few if tokens <= DOT_TOKENS_MAX else PART_ROWS
-    arguments = np.array([inputs, values, scales, out, tokens, width, rows, part_rows])
-    share(board, part, arguments, (rows + part_rows - 1) // part_rows)

@@ -1,17 +1,18 @@
 """Loops over the tokens of a step, by a crew. Shapes as in `operators.interface`.
 
 Arrays are float32 and contiguous, and given by their addresses, as to products: an array would cost
-more to pass than a token costs to compute. Each function takes its task's address too, which is
-another one in each process.
+more to pass than a token costs to compute. Arguments are words (`crew.share_words`), in the order
+in which each task takes them apart.
 """
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
-from engine.crew import share
-from engine.native_math import F32, exp, inlined, kernel, task
-from engine.native_memory import array_at
+from engine.native_math import F32, exp, inlined, task
+from engine.native_memory import array_at, words_at
 
 _PART_ELEMENTS = 4 * 1024
 """In one part of the work: some microseconds, more than handing it over takes."""
@@ -19,15 +20,21 @@ _GELU_SCALE = 2 * np.float32((2 / np.pi) ** 0.5)
 _GELU_CUBE = np.float32(0.044715)
 
 
-@inlined
-def _tokens_of(width: int) -> int:
-    """In one part."""
+def _tokens_in_part(width: int) -> int:
     return max(1, _PART_ELEMENTS // width)
 
 
-@inlined
-def _as_word(number: float) -> np.int64:
-    return np.float64(number).view(np.int64)
+_tokens_of = inlined(_tokens_in_part)
+
+
+def parts_of(tokens: int, width: int) -> int:
+    """Of the work on tokens of `width` elements each: heads of q, k and v count together."""
+    return -(-tokens // _tokens_in_part(width))
+
+
+def as_word(number: float) -> int:
+    """How a number is passed among words."""
+    return int(struct.unpack("q", struct.pack("d", number))[0])
 
 
 @inlined
@@ -42,8 +49,9 @@ def _scale(squares: np.float32, width: int, eps: np.float32) -> np.float32:
 
 
 @task
-def _rms_norm_part(arguments: int, index: int) -> int:
-    inputs, weight, out, tokens, width, eps = array_at(arguments, 6, np.int64)
+def rms_norm_part(arguments: int, index: int) -> int:
+    """out = inputs / rms(inputs) * weight."""
+    inputs, weight, out, tokens, width, eps = words_at(arguments, 6)
     weights = array_at(weight, width, np.float32)
     count = _tokens_of(width)
     for t in range(index * count, min(tokens, (index + 1) * count)):
@@ -58,22 +66,10 @@ def _rms_norm_part(arguments: int, index: int) -> int:
     return 0
 
 
-RMS_NORM_PART = _rms_norm_part.address
-
-
-@kernel
-def rms_norm(  # noqa: PLR0913
-    board: int, part: int, inputs: int, weight: int, out: int, tokens: int, width: int, eps: float
-) -> None:
-    """out = inputs / rms(inputs) * weight."""
-    arguments = np.array([inputs, weight, out, tokens, width, _as_word(eps)])
-    count = _tokens_of(width)
-    share(board, part, arguments, (tokens + count - 1) // count)
-
-
 @task
-def _add_rms_norm_part(arguments: int, index: int) -> int:
-    residual, update, weight, out, tokens, width, eps = array_at(arguments, 7, np.int64)
+def add_rms_norm_part(arguments: int, index: int) -> int:
+    """residual += update; out = residual / rms(residual) * weight."""
+    residual, update, weight, out, tokens, width, eps = words_at(arguments, 7)
     weights = array_at(weight, width, np.float32)
     count = _tokens_of(width)
     for t in range(index * count, min(tokens, (index + 1) * count)):
@@ -91,32 +87,11 @@ def _add_rms_norm_part(arguments: int, index: int) -> int:
     return 0
 
 
-ADD_RMS_NORM_PART = _add_rms_norm_part.address
-
-
-@kernel
-def add_rms_norm(  # noqa: PLR0913
-    board: int,
-    part: int,
-    residual: int,
-    update: int,
-    weight: int,
-    out: int,
-    tokens: int,
-    width: int,
-    eps: float,
-) -> None:
-    """residual += update; out = residual / rms(residual) * weight."""
-    arguments = np.array([residual, update, weight, out, tokens, width, _as_word(eps)])
-    count = _tokens_of(width)
-    share(board, part, arguments, (tokens + count - 1) // count)
-
-
 @task
-def _norm_heads_part(arguments: int, index: int) -> int:
-    qkv, query_weight, key_weight, tokens, heads, kv_heads, width, eps = array_at(
-        arguments, 8, np.int64
-    )
+def norm_heads_part(arguments: int, index: int) -> int:
+    """qkv [T, heads, width], of which 2 kv_heads are keys and values: each head of q and k over its
+    rms, times the weight of its kind. In place."""
+    qkv, query_weight, key_weight, tokens, heads, kv_heads, width, eps = words_at(arguments, 8)
     of_query = array_at(query_weight, width, np.float32)
     of_key = array_at(key_weight, width, np.float32)
     count = _tokens_of(heads * width)
@@ -134,34 +109,10 @@ def _norm_heads_part(arguments: int, index: int) -> int:
     return 0
 
 
-NORM_HEADS_PART = _norm_heads_part.address
-
-
-@kernel
-def norm_heads(  # noqa: PLR0913
-    board: int,
-    part: int,
-    qkv: int,
-    query_weight: int,
-    key_weight: int,
-    tokens: int,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    eps: float,
-) -> None:
-    """qkv [T, heads, width], of which 2 kv_heads are keys and values: each head of q and k over its
-    rms, times the weight of its kind. In place."""
-    arguments = np.array(
-        [qkv, query_weight, key_weight, tokens, heads, kv_heads, width, _as_word(eps)]
-    )
-    count = _tokens_of(heads * width)
-    share(board, part, arguments, (tokens + count - 1) // count)
-
-
 @task
-def _silu_part(arguments: int, index: int) -> int:
-    gate_up, out, tokens, width = array_at(arguments, 4, np.int64)
+def silu_part(arguments: int, index: int) -> int:
+    """out [T, width] = silu(gate) * up, where gate_up [T, 2 width] holds gate, then up."""
+    gate_up, out, tokens, width = words_at(arguments, 4)
     count = _tokens_of(width)
     for t in range(index * count, min(tokens, (index + 1) * count)):
         gate = array_at(gate_up + 8 * t * width, width, np.float32)
@@ -174,8 +125,9 @@ def _silu_part(arguments: int, index: int) -> int:
 
 
 @task
-def _gelu_part(arguments: int, index: int) -> int:
-    gate_up, out, tokens, width = array_at(arguments, 4, np.int64)
+def gelu_part(arguments: int, index: int) -> int:
+    """As `silu_part`, of gelu by way of tanh."""
+    gate_up, out, tokens, width = words_at(arguments, 4)
     count = _tokens_of(width)
     for t in range(index * count, min(tokens, (index + 1) * count)):
         gate = array_at(gate_up + 8 * t * width, width, np.float32)
@@ -187,20 +139,6 @@ def _gelu_part(arguments: int, index: int) -> int:
             twice = _GELU_SCALE * (x + _GELU_CUBE * x * x * x)
             gated[k] = x / (np.float32(1) + exp(-twice)) * up[k]
     return 0
-
-
-SILU_PART = _silu_part.address
-GELU_PART = _gelu_part.address
-
-
-@kernel
-def gate(board: int, part: int, gate_up: int, out: int, tokens: int, width: int) -> None:
-    """out [T, width] = act(gate) * up, where gate_up [T, 2 width] holds gate, then up.
-
-    part: `SILU_PART` or `GELU_PART`.
-    """
-    count = _tokens_of(width)
-    share(board, part, np.array([gate_up, out, tokens, width]), (tokens + count - 1) // count)
 
 
 @inlined
@@ -215,9 +153,10 @@ def _rotate(head: F32, angles: F32, out: F32) -> None:
 
 
 @task
-def _rope_part(arguments: int, index: int) -> int:
+def rope_part(arguments: int, index: int) -> int:
+    """qkv [T, H + 2 H_kv, D] -> queries [T, H, D] rotated; k rotated and v into their slots."""
     qkv, rope, positions, slots, keys, values, queries, tokens, num_heads, kv_heads, width = (
-        array_at(arguments, 11, np.int64)
+        words_at(arguments, 11)
     )
     heads = num_heads + 2 * kv_heads
     of_tokens, places = array_at(positions, tokens, np.int64), array_at(slots, tokens, np.int64)
@@ -237,30 +176,3 @@ def _rope_part(arguments: int, index: int) -> int:
             for d in range(width):
                 place[d] = value[d]
     return 0
-
-
-ROPE_PART = _rope_part.address
-
-
-@kernel
-def rope_and_write(  # noqa: PLR0913
-    board: int,
-    part: int,
-    qkv: int,
-    rope: int,
-    positions: int,
-    slots: int,
-    keys: int,
-    values: int,
-    queries: int,
-    tokens: int,
-    num_heads: int,
-    kv_heads: int,
-    width: int,
-) -> None:
-    """qkv [T, H + 2 H_kv, D] -> queries [T, H, D] rotated; k rotated and v into their slots."""
-    arguments = np.array(
-        [qkv, rope, positions, slots, keys, values, queries, tokens, num_heads, kv_heads, width]
-    )
-    count = _tokens_of((num_heads + 2 * kv_heads) * width)
-    share(board, part, arguments, (tokens + count - 1) // count)
