@@ -8,9 +8,12 @@ import torch
 
 from engine.attention.cpu import DECODE_QUERIES_MAX, CpuAttention
 from engine.attention.layered import LayeredAttention
+from engine.attention.vectors import FORMS
 from engine.crew import Crew
 from engine.decoder import Decoder
 from engine.forward_batch import dummy_batch
+from engine.kernel_set import KernelSet
+from engine.layer_spec import Activation
 from engine.lora_weights import NO_ADAPTERS
 from engine.model_spec import ModelSpec, load_spec
 from engine.operators.native_operators import NativeOperators
@@ -61,6 +64,13 @@ class ModelRunner:
         self.spec = load_spec(directory)
         rank_spec = self.spec.of_rank(len(kv_pools), "tensor_parallel")
         weights = load_weights(directory, dtype, quantization=quantization)
+        self._kernels = KernelSet(
+            form=FORMS[layouts[0].dtype],
+            is_float32=dtype is DType.FLOAT32,
+            is_quantized=quantization is not Quantization.NONE,
+            gelu=self.spec.activation is Activation.GELU_TANH,
+            head_norms=self.spec.norms.per_head,
+        )
 
         def build(collective: Collective) -> _RankModel:
             kv_pool = kv_pools[collective.shard.rank]
@@ -84,6 +94,7 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Compile or load the native kernels and touch the weights. Writes to dummy slot 0 only."""
+        self._kernels.compile_all()
         for tokens in (1, DECODE_QUERIES_MAX + 1):
             self.forward(dummy_batch(tokens, page_size=1))
 

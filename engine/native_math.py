@@ -13,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.compile_turn import CompileTurn
 from kvferry.code_digest import name_by_content
 
 if TYPE_CHECKING:
@@ -45,18 +46,39 @@ class Task:
     """A kernel with an address, called as `task(arguments, index)`; see `engine.crew.share`."""
 
     def __init__(self, function: Callable[[int, int], int]) -> None:
-        name_by_content(cast("FunctionType", function), sorted(_FASTMATH))
-        self._function = function
+        self._function = cast("FunctionType", function)
+        self._compiled: Any = None
+        name_by_content(self._function, sorted(_FASTMATH))
 
-    @cached_property
+    @property
     def address(self) -> int:
         """Of the machine code: the first who asks waits until it is compiled, or found on disk."""
+        if self._compiled is None:
+            with self._turn.held(wait=True):
+                self._compile()
+        return cast("int", self._compiled.address)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is on disk."""
+        return self._turn.is_over
+
+    def compile_if_free(self) -> None:
+        """Have it ready, unless another process is compiling it."""
+        with self._turn.held(wait=False) as is_ours:
+            if is_ours:
+                self._compile()
+
+    @cached_property
+    def _turn(self) -> CompileTurn:
+        closed_over = [cell.cell_contents for cell in self._function.__closure__ or ()]
+        return CompileTurn(self._function, "".join(f"-{value}" for value in closed_over))
+
+    def _compile(self) -> None:
         decorate = numba.cfunc(
             "int64(int64, int64)", cache=True, fastmath=_FASTMATH, error_model="numpy"
         )
-        # The compiled function holds the machine code.
         self._compiled = decorate(self._function)
-        return int(self._compiled.address)
 
 
 def task(function: Callable[[int, int], int]) -> Task:

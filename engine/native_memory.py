@@ -106,7 +106,7 @@ put_float32 = _poke(ir.FloatType(), types.float32)
 @literal_intrinsic
 def words_at(_: Any, address: Any, count: Any) -> _Emit:
     """So many words from an address on, a constant number, as a tuple."""
-    kind = types.UniTuple(types.int64, count.literal_value)
+    kind = types.UniTuple(types.int64, count.literal_value)  # type: ignore[no-untyped-call]
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first = _word_at(builder, arguments[0])

@@ -25,7 +25,7 @@ _LINE = 64
 def take_lines(size: int) -> int:
     """As `take`, from the begin of a cache line on: a vector that lies in two costs twice."""
     taken = take(size + 2 * _LINE)
-    address = (taken + 2 * _LINE) & -_LINE
+    address: int = (taken + 2 * _LINE) & -_LINE
     # What to give back, in the line before.
     put_word(address - 8, taken)
     return address

@@ -75,6 +75,30 @@ class _Split(NamedTuple):
     stop: int
 
 
+class _Sight(NamedTuple):
+    """What new tokens see of their sequence."""
+
+    end: int
+    """Up to which position, exclusive, the first of them."""
+    window: int
+    group: int
+    """Query heads of a KV head: neighbouring rows of one token."""
+    cap: float
+    """Of scores."""
+
+
+class _Partials(NamedTuple):
+    """What the parts of a sequence left. Bytes."""
+
+    begin: int
+    """An address. There lie the sums of all rows of the first part, then its maxima and weights."""
+    parts: int
+    step: int
+    """From a part to the next."""
+    maxima: int
+    totals: int
+
+
 def partial_size(group: int, width: int) -> int:
     """Most float32 that a part leaves per KV head and token: sums, maximum and weight of rows."""
     return max(2, group) * (-(-width // LANES) * LANES + 2)
@@ -169,29 +193,67 @@ def _accumulate(
 
 
 @inlined
+def _spread_queries(
+    rows: _Rows, queries: int, tokens: int, heads: int, group: int, out: int
+) -> None:
+    """Queries [tokens, H, D] as rows; those that no query has are zeros."""
+    scale = np.float32(1.0 / np.sqrt(rows.width))
+    fill(out, 0, heads // group * rows.length * rows.step)
+    for t in range(tokens):
+        for head in range(heads):
+            r = head // group * rows.length + t * group + head % group
+            asked = queries + 4 * (t * heads + head) * rows.width
+            spread_head(asked, rows.width, out + r * rows.step, scale)
+
+
+@inlined
+def _bound_rows(split: _Split, rows: _Rows, sight: _Sight, count: int, scores: int) -> None:
+    """Put out of sight what each of `count` rows does not see; before, cap what it sees."""
+    vectors = (split.stop + LANES - 1) // LANES
+    for r in range(count):
+        # What a tile with only one row to do has besides, does not matter.
+        end = sight.end + r % rows.length // sight.group - split.base
+        start, stop = max(end - sight.window, 0), max(min(end, split.stop), 0)
+        row = scores + r * _SCORES_STEP
+        if sight.cap < np.inf:
+            cap_scores(row, vectors, sight.cap)
+        if start > 0 or stop < vectors * LANES:
+            bound_row(row, vectors, min(start, SPLIT), stop)
+
+
+@inlined
+def _weigh(vectors: int, count: int, scores: int, state: int, found: int) -> None:
+    """Turn the scores of `count` rows into weights; maxima, then sums of weights go to `found`."""
+    for r in range(0, count, _ROWS):
+        for i in range(_ROWS):
+            put_float32(state + 4 * i, np.float32(LOWEST))
+            put_float32(state + TOTALS + 4 * i, np.float32(0))
+        weigh_rows(_ROWS, scores + r * _SCORES_STEP, _SCORES_STEP, vectors, state)
+        for i in range(min(_ROWS, count - r)):
+            put_float32(found + 4 * (r + i), float32_at(state + 4 * i))
+            put_float32(found + 4 * (count + r + i), float32_at(state + TOTALS + 4 * i))
+
+
+@inlined
 def _combine(
-    partials: int, splits: int, all_rows: int, rows: _Rows, group: int, heads: int, tokens: int,
-    out: int,
-) -> None:  # fmt: skip
-    """out [tokens, H, D] = the average over all splits of partials [splits, `partial_size`]."""
-    maxima = all_rows * rows.step
-    totals = maxima + 4 * all_rows
-    size = totals + 4 * all_rows
+    partials: _Partials, rows: _Rows, group: int, heads: int, tokens: int, out: int
+) -> None:
+    """out [tokens, H, D] = the average over all splits."""
     for head in range(heads):
         for t in range(tokens):
             r = head // group * rows.length + t * group + head % group
+            maxima = partials.begin + partials.maxima + 4 * r
+            totals = partials.begin + partials.totals + 4 * r
             top, total = np.float32(LOWEST), np.float32(0)
-            for split in range(splits):
-                top = max(top, float32_at(partials + split * size + maxima + 4 * r))
-            for split in range(splits):
-                mine = partials + split * size + 4 * r
-                weight = shrinkage(float32_at(mine + maxima), top)
-                total += float32_at(mine + totals) * weight
-            place = out + 4 * (t * heads + head) * rows.width
-            for split in range(splits):
-                mine = partials + split * size
-                factor = shrinkage(float32_at(mine + maxima + 4 * r), top) / total
-                gather_head(mine + r * rows.step, rows.width, place, split, factor)
+            for n in range(partials.parts):
+                top = max(top, float32_at(maxima + n * partials.step))
+            for n in range(partials.parts):
+                weight = shrinkage(float32_at(maxima + n * partials.step), top)
+                total += float32_at(totals + n * partials.step) * weight
+            sums, place = partials.begin + r * rows.step, out + 4 * (t * heads + head) * rows.width
+            for n in range(partials.parts):
+                factor = shrinkage(float32_at(maxima + n * partials.step), top) / total
+                gather_head(sums + n * partials.step, rows.width, place, n, factor)
 
 
 @cache
@@ -234,41 +296,21 @@ def decode_part(form: int) -> Task:
         addresses = state + STATE_BYTES
         whole = _find_addresses(plane, split, addresses)
         _ask_for_first(plane, addresses, whole)
-        fill(query, 0, all_rows * rows.step)
-        scale = np.float32(1.0 / np.sqrt(width))
-        for t in range(tokens):
-            for head in range(heads):
-                r = head // group * rows.length + t * group + head % group
-                asked = queries + 4 * ((token + t) * heads + head) * width
-                spread_head(asked, width, query + r * rows.step, scale)
+        asked = queries + 4 * token * heads * width
+        _spread_queries(rows, asked, tokens, heads, group, query)
         _score(form, plane, rows, query, addresses, whole, scores + 4 * split.begin)
+        sight = _Sight(position + 1, window, group, cap)
+        _bound_rows(split, rows, sight, all_rows, scores)
 
         first_split = max(position + 1 - window, 0) // SPLIT
         splits = (position + tokens - 1) // SPLIT + 1 - first_split
-        size = all_rows * (rows.step + 8)
+        maxima = all_rows * rows.step
         begin = partials + partials_start * kv_heads * max(2, group) * (rows.step + 8)
-        mine = begin + (number - first_split) * size
-        fill(mine, 0, all_rows * rows.step)
+        found = _Partials(begin, splits, maxima + 8 * all_rows, maxima, maxima + 4 * all_rows)
+        mine = begin + (number - first_split) * found.step
+        fill(mine, 0, maxima)
         score_vectors = (split.stop + LANES - 1) // LANES
-        for r in range(all_rows):
-            # What a tile with only one row to do has besides, does not matter.
-            t = r % rows.length // group
-            start = max(position + t + 1 - window - base, 0)
-            stop = max(min(position + t + 1 - base, split.stop), 0)
-            row = scores + r * _SCORES_STEP
-            if cap < np.inf:
-                cap_scores(row, score_vectors, cap)
-            if start > 0 or stop < score_vectors * LANES:
-                bound_row(row, score_vectors, min(start, SPLIT), stop)
-        for r in range(0, all_rows, _ROWS):
-            for i in range(_ROWS):
-                put_float32(state + 4 * i, np.float32(LOWEST))
-                put_float32(state + TOTALS + 4 * i, np.float32(0))
-            weigh_rows(_ROWS, scores + r * _SCORES_STEP, _SCORES_STEP, score_vectors, state)
-            found = mine + all_rows * rows.step + 4 * r
-            for i in range(min(_ROWS, all_rows - r)):
-                put_float32(found + 4 * i, float32_at(state + 4 * i))
-                put_float32(found + 4 * (all_rows + i), float32_at(state + TOTALS + 4 * i))
+        _weigh(score_vectors, all_rows, scores, state, mine + maxima)
         seen = split.first - split.begin
         _accumulate(form, plane, rows, addresses + 8 * (whole + seen),
                     split.stop - split.first, scores + 4 * split.first, mine)  # fmt: skip
@@ -278,7 +320,7 @@ def decode_part(form: int) -> Task:
         if add(counter, 1) == splits - 1:
             store(counter, 0)
             place = out + 4 * token * heads * width
-            _combine(begin, splits, all_rows, rows, group, heads, tokens, place)
+            _combine(found, rows, group, heads, tokens, place)
         return 0
 
     return part
