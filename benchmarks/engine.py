@@ -2,13 +2,15 @@
 
     python -m benchmarks.engine --json [--batch 1 8 32] [--context 128 1024] [--prefill 512 2048]
                                        [--threads 2] [--quick] [--peers llama.cpp vllm]
-                                       [--skip-ready] [--int8] [--registered-attention]
+                                       [--skip-ready] [--int8] [--kv float16 int8]
+                                       [--registered-attention]
 
 One JSON object a line: {"engine", "what": "prefill" or "decode", "batch", "context", "threads",
 "dtype", "tokens_per_s"}. A rate is the median over rounds; in each round every engine does the same
 step once. Engine "limit" is what none can beat: see `benchmarks.engine_limits`. Peers are other
 engines in float32, in environments of their own that `make bench-peers-setup` makes; without
-`--peers`, those that are installed.
+`--peers`, those that are installed. `--kv`: this engine once more for each type, with KV stored
+so: fewer bytes to read, and answers that are no longer those of float32.
 
 And {"engine", "what": "ready", "threads", "compiled_before", "seconds"}: from the start of a
 process to its first token, without and with what the engine compiled in earlier ones.
@@ -37,7 +39,7 @@ from benchmarks.engine_ready import kvferry_ready
 from benchmarks.peer_process import PeerUnavailable
 from benchmarks.peers_known import PEERS, start_peer
 from engine.model_directory import resolve_model
-from kvferry.config import BUNDLED_MODEL, Quantization
+from kvferry.config import BUNDLED_MODEL, KvDType, Quantization
 from kvferry.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +106,9 @@ def _contenders(
     ]
     if arguments.int8:
         contenders.append(Kvferry(directory, threads, slots, Quantization.INT8))
+    contenders += [
+        Kvferry(directory, threads, slots, kv_dtype=KvDType(name)) for name in arguments.kv
+    ]
     if arguments.registered_attention:
         contenders.append(RegisteredAttention(directory, kvferry, threads))
     return contenders
@@ -171,6 +176,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--skip-ready", action="store_true", help="not our time to a first token")
     parser.add_argument(
         "--int8", action="store_true", help="one more engine: this one, with int8 weights"
+    )
+    parser.add_argument(
+        "--kv",
+        nargs="*",
+        default=[],
+        choices=[dtype.value for dtype in (KvDType.FLOAT16, KvDType.BFLOAT16, KvDType.INT8)],
+        help="more engines: this one, with KV of these types",
     )
     parser.add_argument(
         "--registered-attention",

@@ -68,15 +68,18 @@ class Kvferry:
         threads: int,
         num_slots: int,
         quantization: Quantization = Quantization.NONE,
+        kv_dtype: KvDType = KvDType.FLOAT32,
     ) -> None:
         if quantization is not Quantization.NONE:
             self.name = f"kvferry-{quantization.value}"
+        if kv_dtype is not KvDType.FLOAT32:
+            self.name = f"kvferry-{kv_dtype.value}-kv"
         spec = load_spec(directory)
-        layout = spec.kv_layout(KvDType.FLOAT32, PAGE_SIZE)
+        layout = spec.kv_layout(kv_dtype, PAGE_SIZE)
         # A page more per sequence, for its last one.
         self._num_slots = layout.round_up(num_slots) + 64 * PAGE_SIZE
         self.pool = MHATokenToKVPool(layout, self._num_slots)
-        self.pool.buffer.normal_(std=0.5)
+        self._fill_pool()
         self._runner = ModelRunner(
             directory,
             self.pool,
@@ -85,6 +88,17 @@ class Kvferry:
             quantization=quantization,
         )
         self._runner.warm_up()
+
+    def _fill_pool(self) -> None:
+        """With numbers as they are stored; int8 ones beside their scales."""
+        if self.pool.in_place_dtype is not None:
+            self.pool.buffer.normal_(std=0.5)
+            return
+        layout, slots = self.pool.layout, torch.arange(self._num_slots)
+        shape = (self._num_slots, layout.num_kv_heads, layout.head_dim)
+        keys, values = torch.randn(shape), torch.randn(shape)
+        for layer in range(layout.num_layers):
+            self.pool.write(layer, slots, keys, values)
 
     def rows(self, batch: int, length: int) -> ReqToTokenPool:
         """`batch` rows of `length` positions on shuffled pages."""

@@ -42,17 +42,20 @@ from engine.scratch import fill, give_back_lines, take_lines
 
 KEY_TILE = 64
 """K and V of so many tokens of a head of 64 elements are 32 KiB."""
-_TILE_ROWS = 96
-"""About so many rows share what decoding a tile of keys costs."""
+_ROWS_FEW, _ROWS_MANY = 96, 192
+"""About so many rows share what decoding a tile of keys costs: more for long chunks, of which there
+are parts enough for all threads."""
+_LONG = 256
+"""Tokens of a long chunk."""
 ARGUMENTS, ITEM = 15, 5
 """Numbers of the work and of one of its items, see `chunk_part`."""
 _PANEL_BYTES = 4 * PANEL
 _SCORES_STEP = 4 * KEY_TILE
 
 
-def tile_tokens(group: int) -> int:
-    """New tokens of one part of the work."""
-    return max(1, _TILE_ROWS // group)
+def tile_tokens(group: int, chunk: int) -> int:
+    """New tokens of one part of the work, of a chunk of so many. No bit depends on it."""
+    return max(1, (_ROWS_MANY if chunk >= _LONG else _ROWS_FEW) // group)
 
 
 class _Tile(NamedTuple):

@@ -37,7 +37,7 @@ class ChunkWork:
         """Rows of queries into the same of out, [T, H, D] float32, contiguous."""
         stored, heads = self._stored, queries.shape[1]
         if not len(self._items):
-            self._items = self._cut(tile_tokens(heads // stored.heads))
+            self._items = self._cut(heads // stored.heads)
         pages = self._metadata.kv_indices
         keys, values = stored.addresses(layer)
         arguments = np.array(
@@ -55,12 +55,13 @@ class ChunkWork:
         )
         share(self._board, chunk_part(stored.form).address, arguments, len(self._items))
 
-    def _cut(self, tokens_max: int) -> NDArray[np.int64]:
+    def _cut(self, group: int) -> NDArray[np.int64]:
         """Items of `chunk_part`; those that see most keys first, so that threads end together."""
         metadata = self._metadata
         items = []
         for sequence in self._sequences.tolist():
             count = int(metadata.query_lengths[sequence])
+            tokens_max = tile_tokens(group, count)
             row, first_page = int(metadata.qo_indptr[sequence]), int(metadata.kv_indptr[sequence])
             position = int(metadata.kv_lengths[sequence]) - count
             items += [
