@@ -8,7 +8,6 @@ import numpy as np
 
 from engine.native_math import F32, I32, Task, inlined, task
 from engine.native_memory import array_at
-from engine.operators.scratch import give_back, take
 from engine.sampling_item import (
     ADDED,
     ADDED_IDS,
@@ -27,6 +26,7 @@ from engine.sampling_item import (
     WORDS,
 )
 from engine.score_vectors import keep_allowed, spread
+from engine.scratch import give_back, take
 
 
 @inlined

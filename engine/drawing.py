@@ -12,7 +12,6 @@ import numpy as np
 
 from engine.native_math import Task, task
 from engine.native_memory import array_at
-from engine.operators.scratch import give_back, take
 from engine.sampling_item import (
     BEST,
     FACTOR,
@@ -26,6 +25,7 @@ from engine.sampling_item import (
     WORDS,
 )
 from engine.score_vectors import GROUP, add_weights, find_maxima, weigh_group
+from engine.scratch import give_back, take
 
 
 @cache

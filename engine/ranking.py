@@ -14,7 +14,6 @@ import numpy as np
 
 from engine.native_math import F32, I64, Task, inlined, task
 from engine.native_memory import array_at
-from engine.operators.scratch import give_back, take
 from engine.sampling_item import (
     BEST,
     COUNT,
@@ -34,6 +33,7 @@ from engine.sampling_item import (
     WORDS,
 )
 from engine.score_vectors import GROUP, count_reaching, lowest_bit, reaching
+from engine.scratch import give_back, take
 
 _FIRST_COUNT = 64
 """Most likely tokens looked at first for top-p; more where their probability does not reach it."""
