@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from engine.crew import Crew
 from engine.model_spec import load_spec
 from kvferry.config import CacheConfig, ClusterConfig, ModelConfig, SchedulerConfig
 from kvferry.membership import Role
@@ -41,7 +40,6 @@ class _WorkerRunner(DigestRunner):
     def __init__(self, directory: Path, kv_pool: KvPool, **how: object) -> None:
         """`how`: what the model is computed with."""
         super().__init__(kv_pool, kv_pool.layout.page_size)
-        self.crew = Crew(1)
 
     def warm_up(self) -> None:
         """Nothing to load."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from engine.crew import Crew
 from kvferry.config import KvDType
 from mem_cache.layout import KvLayout
 
@@ -64,6 +65,8 @@ class DigestRunner:
     def __init__(self, pool: KvPool, page_size: int, window: int | None = None) -> None:
         self._window = window
         self.spec = DigestSpec()
+        self.crew = Crew(1)
+        """For the sampler. One thread: nothing to close."""
         self.steps: list[list[int]] = []
         self._keys = pool.buffer[0, 0, :, 0, :]
         self._values = pool.buffer[0, 1, :, 0, :]
