@@ -179,6 +179,16 @@ class Client:
         )
         return answer
 
+    def plans(self, count: int) -> inference.PlansResponse:
+        """The last looks of the planner, the latest first."""
+        asked = inference.PlansRequest(count=count)
+        answer: inference.PlansResponse = self._ask(
+            lambda router: router.admin.Plans(
+                asked, timeout=_STATUS_TIMEOUT_S, metadata=self._metadata
+            )
+        )
+        return answer
+
     def add_worker(self, role: str) -> str:
         """Start one more worker; returns its name at once."""
         order = inference.AddWorkerRequest(role=role)

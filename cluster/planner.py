@@ -33,6 +33,8 @@ _COMFORT = 0.85
 """Below this load there is room for what a forecast misses: nothing is to be gained."""
 _BURST_SHARE = 0.25
 """Of a minute's switches that may come at once."""
+_KV_TELLS = 0.5
+"""Share of the KV slots in use from which on it says how many sequences would fill them."""
 _RESIZE_COMFORT = 0.7
 """Load at which one worker less is still enough."""
 
@@ -192,7 +194,7 @@ class Planner:
         capacity = _Capacity(
             demand,
             PromptCapacity(sum(rates) / len(rates)),
-            DecodeCapacity.of(line, seen.running_max, self._targets),
+            DecodeCapacity.of(line, _places(seen), self._targets),
             self._targets,
         )
         prefill = sum(worker.role is Role.PREFILL for worker in workers)
@@ -297,6 +299,16 @@ def _less(seen: Observation, now: Split, fewer: Split) -> RemoveWorker:
 
 def _left_to_do(worker: WorkerSeen) -> tuple[int, int, str]:
     return worker.decoding, worker.prompt_tokens, worker.worker_id
+
+
+def _places(seen: Observation) -> float:
+    """Sequences that a worker decodes together: as many as it may, or as its KV has room for where
+    that fills up first."""
+    held = [worker for worker in seen.workers if worker.decodes and worker.decoding]
+    share = sum(worker.kv_share for worker in held)
+    if share < _KV_TELLS * len(held) or not held:
+        return float(seen.running_max)
+    return min(seen.running_max, sum(worker.decoding for worker in held) / share)
 
 
 def _switchable(seen: Observation) -> list[WorkerSeen]:

@@ -129,10 +129,10 @@ class DecodeCapacity:
     step_s: float
 
     @staticmethod
-    def of(line: tuple[float, float], running_max: int, targets: Targets) -> DecodeCapacity:
-        """By steps of this line; one sequence at least."""
+    def of(line: tuple[float, float], places: float, targets: Targets) -> DecodeCapacity:
+        """By steps of this line, in so many places; one sequence at least."""
         base_s, sequence_s = line
-        most = float(running_max)
+        most = max(1.0, places)
         if sequence_s > 0.0:
             most = min(most, max(1.0, (targets.itl_s - base_s) / sequence_s))
         return DecodeCapacity(most, base_s + sequence_s * most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -11,6 +12,7 @@ from ray.util import get_node_ip_address
 
 from cluster.launcher import Launcher, MemberEnded, MemberHandle, StartOutcome
 from cluster.members import MemberSpec, RouterSpec, WorkerSpec
+from cluster.ray_autoscaler import ask_for_workers
 from cluster.ray_errors import short_text
 from cluster.ray_placement import RayPlaces
 from cluster.router_actor import RouterActor
@@ -42,8 +44,9 @@ class RayLauncher(Launcher):
         """`on_many_nodes`: each member has a place of its own; else Ray, which is private, has all
         of them on its one node."""
         self._config = dict(config)
-        strategy = config_from_mapping(config).placement.strategy
-        self._places = RayPlaces(strategy) if on_many_nodes else None
+        tree = config_from_mapping(config)
+        self._places = RayPlaces(tree.placement.strategy) if on_many_nodes else None
+        self._ask_resources = functools.partial(ask_for_workers, groups=tree.workers)
 
     def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
         """Ask Ray for the actor; whether it comes to life is told by its `start`."""
@@ -74,7 +77,7 @@ class RayLauncher(Launcher):
         options = options | {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE_MAX}
         control = _RayControl(ray.get_runtime_context().current_actor)
         return _actor(RouterActor, spec.name, launch, options).remote(
-            self._config, spec, control, get_node_ip_address
+            self._config, spec, control, get_node_ip_address, self._ask_resources
         )
 
 

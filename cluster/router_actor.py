@@ -21,11 +21,14 @@ from kvferry.config import config_from_mapping
 from kvferry.errors import ConfigError, InvalidInput, KvferryError
 from kvferry.ids import WorkerId
 from kvferry.limits import STOP_TIMEOUT_S
+from kvferry.planner_config import PlannerMode
 from kvferry.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cluster.planner_loop import PlannerLoop
+    from kvferry.clock import Clock
     from kvferry.config import ClusterConfig
     from kvferry.membership import Membership
     from kvferry.router_config import SmgConfig
@@ -53,8 +56,11 @@ class RouterActor:
         spec: RouterSpec,
         control: ClusterControl,
         node_address: Callable[[], str] = lambda: LOOPBACK,
+        ask_resources: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`control` carries out what operators order; `node_address` is asked in this process."""
+        """`control` carries out what operators order, and the planner, which tells `ask_resources`
+        for how many workers there shall be machines. `node_address` is asked in this process."""
+        self._ask_resources = ask_resources
         configure_logging(spec.name)
         address = node_address()
         # As it is from here on: who may look at the console depends on what is bound.
@@ -66,6 +72,7 @@ class RouterActor:
         self._router: Router | None = None
         self._doors: list[FrontDoor | HttpFrontDoor | SmgDoor] = []
         self._security: Security | None = None
+        self._planner: PlannerLoop | None = None
         self._export: RequestExport | None = None
 
     async def start(self) -> StartOutcome:
@@ -90,7 +97,10 @@ class RouterActor:
             if self._export is not None:
                 self._router.log.on_end.append(self._export.note)
             metrics = RequestMetrics(self._router, clock)
-            settings = DoorSettings(self._router, metrics, self._security, self._control)
+            self._planner = self._make_planner(self._router, clock)
+            settings = DoorSettings(
+                self._router, metrics, self._security, self._control, self._planner
+            )
             port, http_port = await self._open_doors(settings)
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
@@ -131,6 +141,16 @@ class RouterActor:
         port = smg.port and smg.port + shift + ROUTER_PORTS * attempt
         return dataclasses.replace(smg, port=port)
 
+    def _make_planner(self, router: Router, clock: Clock) -> PlannerLoop | None:
+        """At work already; None where it is off."""
+        from cluster.planner_loop import PlannerLoop
+
+        if self._config.planner.mode is PlannerMode.OFF:
+            return None
+        planner = PlannerLoop(self._config, router, self._control, clock, self._ask_resources)
+        planner.start()
+        return planner
+
     async def wait_until_ended(self) -> None:
         """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
         await self._stopped.wait()
@@ -169,6 +189,8 @@ class RouterActor:
             if self._security is not None:
                 steps.push_async_callback(self._security.stop)
             steps.push_async_callback(self._close_doors)
+            if self._planner is not None:
+                steps.push_async_callback(self._planner.stop)
             if self._router is not None:
                 # Behind open doors: whoever asks meanwhile is told when to ask again.
                 await self._router.wind_down(self._config.router.stop_grace_s)

@@ -13,6 +13,7 @@ from engine.request import Request, Stage
 from engine.sampler import Sampler, SamplingRow
 from engine.scheduler import Scheduler, StepItem
 from engine.speculation import Trial
+from engine.step_counts import StepCounts
 from kvferry.errors import AdapterNotLoaded, InvalidInput, KvferryError
 from kvferry.generation import FinishReason
 from kvferry.ids import NO_ADAPTER
@@ -66,6 +67,7 @@ class Engine:
         self.sampler = Sampler()
         self.prefill_tokens_per_s = 0.0
         self.steps = 0
+        self.step_counts = StepCounts()
         self._config = config
         self._runner = runner
 
@@ -406,6 +408,8 @@ class Engine:
         tokens = sum(
             item.stop - item.start for item in items if item.request.stage is Stage.PREFILLING
         )
+        sequences = sum(item.request.stage is not Stage.PREFILLING for item in items)
+        self.step_counts.observe(tokens, sequences, seconds)
         if tokens == 0 or seconds <= 0.0:
             return
         rate = tokens / seconds

@@ -225,6 +225,7 @@ class StepLoop:
                 **scheduler.counters,
                 **kv_cache.counters,
                 **({} if drafts is None else drafts.counters),
+                **self._engine.step_counts.counters,
                 "engine_steps": self._engine.steps,
             },
         )

@@ -235,6 +235,10 @@ def _validate_planner(config: ClusterConfig) -> None:
     if not groups.prefill.count:
         problem = f"is {planner.mode.value}; needs workers.prefill.count above 0: roles to change"
         raise ConfigError("planner.mode", problem)
+    if config.router.replicas > 1:
+        # Each would see its own share of the requests, and undo what another one decides.
+        problem = f"is {planner.mode.value}; needs router.replicas 1, which is"
+        raise ConfigError("planner.mode", f"{problem} {config.router.replicas}")
     least = planner.prefill_min + planner.decode_min
     if groups.prefill.count + groups.decode.count < least:
         problem = f"and planner.decode_min are {least}, more workers than there are"

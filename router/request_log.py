@@ -57,6 +57,8 @@ class AttemptRecord:
     prefill_worker: WorkerId | None
     """None: the decode worker computes the prompt itself."""
     started_at: float
+    prefill_tokens: int = 0
+    """Of the prompt, what had to be computed."""
     first_token_at: float | None = None
     ended_at: float | None = None
     tokens: int = 0
@@ -145,7 +147,8 @@ class RequestRecord:
     def attempt(self, number: Attempt, route: Route, clock: Clock) -> Iterator[AttemptRecord]:
         """An attempt that runs while inside."""
         source = None if route.prefill is None else route.prefill.worker_id
-        entry = AttemptRecord(number, route.decode.worker_id, source, clock.now())
+        decode, now = route.decode.worker_id, clock.now()
+        entry = AttemptRecord(number, decode, source, now, route.prefill_tokens)
         self.attempts.append(entry)
         if len(self.attempts) > ATTEMPTS_REMEMBERED_MAX:
             del self.attempts[ATTEMPTS_REMEMBERED_MAX // 2]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from kvferry.ids import WorkerId
+from kvferry.planner_config import PlannerMode
 from kvferry.rpc.v1 import inference_pb2
 from kvferry.rpc_errors import status_of_errors
 from router.api.cluster_orders import ClusterOrders
@@ -16,6 +17,7 @@ from router.api.request_traces import RequestTraces
 
 if TYPE_CHECKING:
     from router.cluster_control import ClusterControl
+    from router.plan_source import PlanSource
     from router.router import Router
 
 ADMIN_SERVICE: str = inference_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -25,9 +27,16 @@ class AdminService:
     """Shows what this router knows of the cluster, has workers check their ledgers, and passes on
     who shall be in the cluster."""
 
-    def __init__(self, router: Router, control: ClusterControl | None = None) -> None:
-        """Without `control` nobody can be added or removed: such calls are UNIMPLEMENTED."""
+    def __init__(
+        self,
+        router: Router,
+        control: ClusterControl | None = None,
+        planner: PlanSource | None = None,
+    ) -> None:
+        """Without `control` nobody can be added or removed: such calls are UNIMPLEMENTED. Without
+        `planner` nobody plans."""
         self._router = router
+        self._planner = planner
         self._control = control
         self._traces = RequestTraces(router.log, router.clock)
 
@@ -37,6 +46,7 @@ class AdminService:
             "ClusterStatus": (self.cluster_status, inference_pb2.ClusterStatusResponse),
             "Audit": (self.audit, inference_pb2.AuditResponse),
             "Traces": (self._traces.traces, inference_pb2.TracesResponse),
+            "Plans": (self.plans, inference_pb2.PlansResponse),
         }
         if self._control is not None:
             orders = ClusterOrders(self._control)
@@ -65,6 +75,14 @@ class AdminService:
             workers=[summary_to_wire(summary) for summary in summaries],
             requests_in_flight=self._router.requests_in_flight,
         )
+
+    async def plans(self, data: bytes, context: Any) -> inference_pb2.PlansResponse:
+        """What was planned lately; that nobody plans is an answer, too."""
+        async with status_of_errors(context):
+            message = parse_message(inference_pb2.PlansRequest, data)
+        if self._planner is None:
+            return inference_pb2.PlansResponse(mode=PlannerMode.OFF.value)
+        return self._planner.plans(message.count)
 
     async def audit(self, data: bytes, context: Any) -> inference_pb2.AuditResponse:
         """The outcome of every ledger check, or why there is none, by worker id."""

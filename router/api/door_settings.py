@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router.api.request_metrics import RequestMetrics
     from router.api.security import Security
     from router.cluster_control import ClusterControl
+    from router.plan_source import PlanSource
     from router.router import Router
 
 
@@ -26,4 +27,6 @@ class DoorSettings:
     """None: anybody may call, in the clear, for whichever tenant they name."""
     control: ClusterControl | None = None
     """Carries out what operators order. None: nobody can be added or removed."""
+    planner: PlanSource | None = None
+    """None: nobody plans."""
     clock: Clock = field(default_factory=MonotonicClock)

@@ -84,7 +84,7 @@ async def serve(settings: DoorSettings, address: tuple[str, int]) -> tuple[Front
     health_servicer = health.aio.HealthServicer()
     services = [
         InferenceService(router, settings.metrics).handler(),
-        AdminService(router, settings.control).handler(),
+        AdminService(router, settings.control, settings.planner).handler(),
     ]
     names = [INFERENCE_SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME]
     smg = _smg_service(settings)

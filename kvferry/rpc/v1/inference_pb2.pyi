@@ -515,3 +515,79 @@ class TraceSpan(_message.Message):
     attributes: _containers.ScalarMap[str, str]
     children: _containers.RepeatedCompositeFieldContainer[TraceSpan]
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ..., error_kind: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., children: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ...) -> None: ...
+
+class PlansRequest(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class PlansResponse(_message.Message):
+    __slots__ = ("mode", "plans")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    plans: _containers.RepeatedCompositeFieldContainer[Plan]
+    def __init__(self, mode: _Optional[str] = ..., plans: _Optional[_Iterable[_Union[Plan, _Mapping]]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("age_s", "verdict", "steps", "figures")
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    age_s: float
+    verdict: str
+    steps: _containers.RepeatedCompositeFieldContainer[PlannedStep]
+    figures: PlanFigures
+    def __init__(self, age_s: _Optional[float] = ..., verdict: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[PlannedStep, _Mapping]]] = ..., figures: _Optional[_Union[PlanFigures, _Mapping]] = ...) -> None: ...
+
+class PlannedStep(_message.Message):
+    __slots__ = ("kind", "worker_id", "role", "reason", "outcome")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    worker_id: str
+    role: str
+    reason: str
+    outcome: str
+    def __init__(self, kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[str] = ..., reason: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+
+class PlanFigures(_message.Message):
+    __slots__ = ("prompt_tokens_per_s", "prompt_tokens", "backlog_tokens", "answer_tokens_per_s", "answer_tokens", "sequences", "prefill_tokens_per_s", "sequences_max", "now", "best")
+    PROMPT_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_MAX_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens_per_s: float
+    prompt_tokens: float
+    backlog_tokens: float
+    answer_tokens_per_s: float
+    answer_tokens: float
+    sequences: float
+    prefill_tokens_per_s: float
+    sequences_max: float
+    now: SplitLoad
+    best: SplitLoad
+    def __init__(self, prompt_tokens_per_s: _Optional[float] = ..., prompt_tokens: _Optional[float] = ..., backlog_tokens: _Optional[float] = ..., answer_tokens_per_s: _Optional[float] = ..., answer_tokens: _Optional[float] = ..., sequences: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., sequences_max: _Optional[float] = ..., now: _Optional[_Union[SplitLoad, _Mapping]] = ..., best: _Optional[_Union[SplitLoad, _Mapping]] = ...) -> None: ...
+
+class SplitLoad(_message.Message):
+    __slots__ = ("prefill", "decode", "prompt_load", "answer_load")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_LOAD_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    prompt_load: float
+    answer_load: float
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., prompt_load: _Optional[float] = ..., answer_load: _Optional[float] = ...) -> None: ...

@@ -226,6 +226,11 @@ class AdminStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.FromString,
                 _registered_method=True)
+        self.Plans = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Plans',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -274,6 +279,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Plans(self, request, context):
+        """What the planner of this router decided lately, and by which figures.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -306,6 +318,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Traces,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.SerializeToString,
+            ),
+            'Plans': grpc.unary_unary_rpc_method_handler(
+                    servicer.Plans,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -471,6 +488,33 @@ class Admin(object):
             '/kvferry.rpc.v1.Admin/Traces',
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Plans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Plans',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.PlansResponse.FromString,
             options,
             channel_credentials,
             insecure,

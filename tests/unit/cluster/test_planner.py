@@ -213,3 +213,15 @@ def test_the_number_stays_where_it_is_not_to_be_changed_or_one_is_starting() -> 
     scene.starting = 1
     scene.looks(60, 30.0, 4000, 60)
     assert len(scene.roles) == 8
+
+
+def test_kv_that_fills_up_first_bounds_the_sequences_of_a_worker() -> None:
+    planner = Planner(CONFIG)
+    decode = DecodeSteps(100, 1000, 100 * (STEP_S + 10 * SEQUENCE_S))
+    workers = (
+        WorkerSeen(WorkerId("p"), Role.PREFILL, prefill_tokens_per_s=8000.0),
+        WorkerSeen(WorkerId("d"), Role.DECODE, decoding=10, kv_share=0.8, decode=decode),
+    )
+    plan = planner.plan(Observation(2.0, workers, Traffic(2.0, 20, 20, 9000), RUNNING_MAX))
+    assert plan.figures is not None
+    assert plan.figures.decode.sequences == pytest.approx(12.5)
