@@ -195,7 +195,7 @@ class WorkerProcess:
         auditor = Auditor(engine, clock, config.cache.audit_interval_steps)
         garbage = GarbageCollections(clock, lambda: not kv_cache.live_requests())
         viewer = TreeViewer(kv_cache.tree, clock)
-        stages = SamplingStages(lambda: not kv_cache.live_requests())
+        stages = SamplingStages(lambda: engine.scheduler.is_empty)
         return step_loop, driver, [driver, intake, feed, auditor, viewer, garbage, stages]
 
     def _load(self, directory: Path, kv_cache: KVCache) -> StepRunner:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.config import BUNDLED_MODEL
 from kvferry.errors import ConfigError
+from kvferry.model_files import expand_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +34,11 @@ def resolve_model(path: str, cache_dir: Path | None = None, progress: bool = Fal
     there is no such model.
     """
     if not path.startswith(_BUNDLED_PREFIX):
-        directory = Path(path).expanduser()
-        if directory.suffix == ".gguf" and directory.is_file():
+        directory = expand_home(path, "model.path")
+        if directory.suffix == ".gguf" and _is_file(directory):
             name = f"{directory.stem}-{_file_identity(directory)}-{_CONVERSION}"
             return _converted(directory, (cache_dir or default_cache_dir()) / name, progress)
-        if not (directory / "config.json").is_file():
+        if not _is_file(directory / "config.json"):
             raise ConfigError("model.path", f"{directory} is no model directory (no config.json)")
         return directory
     if path != BUNDLED_MODEL:
@@ -75,6 +76,14 @@ def _bundled_directory(cache_dir: Path, *, progress: bool) -> Path:
     version = importlib.metadata.version(_BUNDLED_DISTRIBUTION)
     name = BUNDLED_MODEL.removeprefix(_BUNDLED_PREFIX)
     return _converted(gguf, cache_dir / f"{name}-{version}-{_CONVERSION}", progress)
+
+
+def _is_file(path: Path) -> bool:
+    """Raises `ConfigError` where that cannot be said: no permission, a name too long."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise ConfigError("model.path", f"cannot read {path}: {error.strerror}") from error
 
 
 def _file_identity(file: Path) -> str:

@@ -106,8 +106,8 @@ def load_spec(directory: Path) -> ModelSpec:
         raise ConfigError("model.path", f"{directory}: {error.problem}") from error
     except KeyError as error:
         raise ConfigError("model.path", f"{directory}: config.json lacks {error}") from error
-    except (TypeError, ValueError) as error:
-        problem = f"{directory}: config.json has a value of the wrong type: {error}"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{directory}: config.json has a value of the wrong type or size: {error}"
         raise ConfigError("model.path", problem) from error
     _check_ids(spec, directory)
     experts = spec.experts

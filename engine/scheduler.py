@@ -389,6 +389,11 @@ class Scheduler:
         return taken + min(1 + request.forks_due, most) <= most
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no request is in any stage."""
+        return not (self.waiting or self._expected or self._admitted())
+
+    @property
     def holding(self) -> int:
         """Requests that hold KV."""
         return len(self._admitted())

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,6 +40,7 @@ _ALIGNMENT = 64
 _INDEX = "model.safetensors.index.json"
 _FOLLOWING = "rotary_emb.inv_freq"
 """What some checkpoints hold though it follows from their config."""
+_LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100 * 2**20
 """As the safetensors library allows."""
 
@@ -189,26 +191,58 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _map_file(file: Path) -> dict[str, _Placed]:
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        if not 0 < header_bytes <= min(size - 8, _HEADER_BYTES_MAX):
-            raise ConfigError("model.path", f"{file} is not a safetensors file")
-        header = json.loads(stream.read(header_bytes))
-    header.pop("__metadata__", None)
+    """Raises `ConfigError` for a file that is cut off or damaged."""
+    try:
+        size = file.stat().st_size
+        header, base = _read_header(file, size)
+    except OSError as error:
+        raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
     raw = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
-    base = 8 + header_bytes
     placed: dict[str, _Placed] = {}
     for name, entry in header.items():
-        dtype = _TORCH_OF_NAME.get(entry["dtype"])
-        if dtype is None:
-            raise ConfigError("model.path", f"{file}: {name} is {entry['dtype']}; not supported")
-        start, stop = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        if base + stop > size or stop - start != math.prod(shape) * dtype.itemsize:
-            raise ConfigError("model.path", f"{file} is cut off or damaged at {name}")
-        placed[name] = _Placed(raw, base + start, base + stop, dtype, shape)
+        if name == "__metadata__":
+            continue
+        try:
+            placed[name] = _place(raw, base, entry)
+        except ConfigError as error:
+            raise ConfigError("model.path", f"{file}: {name} {error.problem}") from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            problem = f"{file} is cut off or damaged at {name}: {error}"
+            raise ConfigError("model.path", problem) from error
     return placed
+
+
+def _read_header(file: Path, size: int) -> tuple[dict[str, Any], int]:
+    """The entries of tensors, and where the data begins."""
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
+        if not 0 < header_bytes <= min(size - _LENGTH_BYTES, _HEADER_BYTES_MAX):
+            raise ConfigError("model.path", f"{file} is not a safetensors file")
+        text = stream.read(header_bytes)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problem = f"{file} is not a safetensors file: its header is not valid JSON: {error}"
+        raise ConfigError("model.path", problem) from error
+    if not isinstance(header, dict):
+        raise ConfigError(
+            "model.path", f"{file} is not a safetensors file: no object in its header"
+        )
+    return header, _LENGTH_BYTES + header_bytes
+
+
+def _place(data: torch.Tensor, base: int, entry: dict[str, Any]) -> _Placed:
+    dtype = _TORCH_OF_NAME.get(entry["dtype"])
+    if dtype is None:
+        raise ConfigError("model.path", f"is {entry['dtype']}; not supported")
+    start, stop = map(operator.index, entry["data_offsets"])
+    shape = tuple(map(operator.index, entry["shape"]))
+    is_inside = 0 <= start <= stop and base + stop <= len(data)
+    if not is_inside or min(shape, default=0) < 0:
+        raise ValueError(f"bytes {start} to {stop} of shape {shape}")
+    if stop - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{stop - start} bytes for shape {shape}")
+    return _Placed(data, base + start, base + stop, dtype, shape)
 
 
 def write_weights(file: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:

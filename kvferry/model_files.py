@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from kvferry.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+def expand_home(path: str, setting: str) -> Path:
+    """A path that may begin with `~` or `~user`. Raises `ConfigError` naming the setting where
+    there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(setting, f"{path!r}: {error}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -17,7 +24,7 @@ def read_json(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("model.path", f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("model.path", f"{file} is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError("model.path", f"{file} must contain a JSON object")

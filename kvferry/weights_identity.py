@@ -82,7 +82,14 @@ def _tensor_ranges(header: bytes, file: Path) -> list[tuple[int, int]]:
             if name != "__metadata__"
             for start, stop in [entry["data_offsets"]]
         ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ConfigError("model.path", f"{file} is no safetensors file") from error
     if any(not 0 <= start <= stop for start, stop in ranges):
         raise ConfigError("model.path", f"{file} is no safetensors file")

@@ -26,6 +26,12 @@ def test_no_such_model(tmp_path: Path) -> None:
         resolve_model("bundled:GPT-5", tmp_path)
 
 
+@pytest.mark.parametrize("path", ["~no-such-user-here/model", "/" + "x" * 5000])
+def test_a_path_that_cannot_be_looked_at(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        resolve_model(path)
+
+
 def test_written_once_by_many_at_once(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
     writes: list[Path] = []

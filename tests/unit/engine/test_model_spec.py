@@ -219,6 +219,22 @@ def test_unreadable_config(tmp_path: Path) -> None:
         load_spec(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_nesting_beyond_measure(tmp_path: Path, name: str) -> None:
+    _write(tmp_path, OTHERS)
+    (tmp_path / name).write_text('{"a":' + "[" * 100_000)
+    with pytest.raises(ConfigError, match=rf"model\.path: .*{name} is not valid JSON"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "value", [{"hidden_size": 1e999}, {"num_attention_heads": 0, "num_key_value_heads": 0}]
+)
+def test_values_that_cannot_be_computed_with(tmp_path: Path, value: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path: .*config\.json"):
+        load_spec(_write(tmp_path, OTHERS | value))
+
+
 @pytest.mark.slow
 def test_loads_no_torch() -> None:
     code = "import sys, engine.model_spec; assert 'torch' not in sys.modules"

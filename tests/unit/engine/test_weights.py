@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,3 +82,30 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     write_weights(tmp_path / "model.safetensors", _tensors().items())
     with pytest.raises(ConfigError, match="no tensor 'w'"):
         load_weights(tmp_path, DType.FLOAT32).tensor("w")
+
+
+_ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[" * 100_000,
+        "[]",
+        "{",
+        json.dumps({"w": []}),
+        json.dumps({"w": {"dtype": "F32"}}),
+        json.dumps({"w": _ENTRY | {"dtype": []}}),
+        json.dumps({"w": _ENTRY | {"shape": ["2"]}}),
+        json.dumps({"w": _ENTRY | {"shape": [-2, -1]}}),
+        json.dumps({"w": _ENTRY | {"data_offsets": [0, 8, 16]}}),
+        json.dumps({"w": _ENTRY | {"data_offsets": [-8, 0]}}),
+        json.dumps({"w": _ENTRY | {"data_offsets": [0, 1e999]}}),
+    ],
+)
+def test_a_damaged_header_is_refused_by_name(tmp_path: Path, header: str) -> None:
+    file = tmp_path / "model.safetensors"
+    text = header.encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(ConfigError, match=r"model\.path: .*model\.safetensors"):
+        load_weights(tmp_path, DType.FLOAT32)
