@@ -10,10 +10,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client_replay import AnswerChanged, Replay
 from cluster.client_security import ClientSecurity
+from kvferry.errors import InvalidInput
 from kvferry.limits import (
     AUDIT_CALL_GRACE_S,
     AUDIT_TIMEOUT_S,
     CLIENT_MESSAGE_BYTES_MAX,
+    RECORD_SAVE_TIMEOUT_S,
     SESSION_CONNECT_TIMEOUT_S,
     STOP_TIMEOUT_S,
 )
@@ -21,10 +23,12 @@ from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
 _STATUS_TIMEOUT_S = 10.0
+_ORDER_TIMEOUT_S = _STATUS_TIMEOUT_S + RECORD_SAVE_TIMEOUT_S
+"""Of one that is answered when it is on record."""
 _CONNECT_TIMEOUT_S = 1.0
 
 QUIET_MAX_S = 15.0
@@ -220,6 +224,49 @@ class Client:
         )
         drained: bool = answer.drained
         return drained
+
+    def scale(self, role: str, count: int, drain_s: float) -> inference.ScaleResponse:
+        """Have so many workers of a role; who comes and who goes."""
+        try:
+            order = inference.ScaleRequest(role=role, count=count, drain_s=drain_s)
+        except ValueError as error:
+            raise InvalidInput("count", str(error)) from error
+        answer: inference.ScaleResponse = self._order(
+            lambda router: router.admin.Scale(
+                order, timeout=_ORDER_TIMEOUT_S, metadata=self._metadata
+            )
+        )
+        return answer
+
+    def apply(self, config_json: str, drain_s: float) -> inference.RolloutStatus:
+        """Begin to run under another configuration."""
+        order = inference.ApplyRequest(config=config_json, drain_s=drain_s)
+        answer: inference.RolloutStatus = self._order(
+            lambda router: router.admin.Apply(
+                order, timeout=_ORDER_TIMEOUT_S, metadata=self._metadata
+            )
+        )
+        return answer
+
+    def restart(self, worker_ids: Sequence[str], drain_s: float) -> inference.RolloutStatus:
+        """Begin to replace workers, all of them if none is named."""
+        order = inference.RestartRequest(worker_ids=worker_ids, drain_s=drain_s)
+        answer: inference.RolloutStatus = self._order(
+            lambda router: router.admin.Restart(
+                order, timeout=_ORDER_TIMEOUT_S, metadata=self._metadata
+            )
+        )
+        return answer
+
+    def rollout(self) -> inference.RolloutStatus:
+        """How far the last rollout is."""
+        request = inference.RolloutRequest()
+        answer: inference.RolloutStatus = self._ask(
+            lambda router: router.admin.Rollout(
+                request, timeout=_STATUS_TIMEOUT_S, metadata=self._metadata
+            )
+        )
+        return answer
 
     def __enter__(self) -> Client:
         return self

@@ -12,18 +12,29 @@ A member that is not heard of for `HEALTH_SILENCE_MAX_S` is killed and counts as
 that are running are the membership; its version grows with each change.
 
 An operator may add workers, use one in another role, and take one out: it drains first, and one
-that drains is not started again when it ends. No name is used twice, so that no report is about
-another worker.
+that drains is not started again when it ends, unless as something new (its *renewal*). No name is
+used twice, so that no report is about another worker.
+
+A supervisor that takes over from one that died begins with the record and with what lives
+(`restored`): what lives goes on, and what died meanwhile is started again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections import Counter
 from dataclasses import dataclass
-from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
+from cluster.member_state import (
+    Living,
+    Member,
+    MemberReport,
+    Phase,
+    Settings,
+    member_of,
+)
 from cluster.members import (
     MemberInfo,
     MemberSpec,
@@ -36,6 +47,7 @@ from cluster.members import (
 from kvferry.config import WorkersConfig
 from kvferry.errors import InvalidInput, UnknownWorker
 from kvferry.limits import (
+    DRAIN_S,
     HEALTH_SILENCE_MAX_S,
     RESTART_BACKOFF_MAX_S,
     RESTART_BACKOFF_RESET_S,
@@ -44,22 +56,15 @@ from kvferry.limits import (
 from kvferry.membership import Membership, Role, WorkerInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cluster.cluster_record import MemberRecord
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
 
 
 _GROUPS = WorkersConfig()
-
-
-class Phase(Enum):
-    """Where a member is in its life."""
-
-    WAITING = "waiting"
-    """Not running; started when its backoff is over."""
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPED = "stopped"
-    """Not wanted any more."""
+_ROUTER = "router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,47 +96,6 @@ Effect: TypeAlias = Launch | Kill
 """What `due` asks for. `Stop` comes from `remove` and `shut_down` alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberReport:
-    """One member as an operator wants to see it."""
-
-    name: str
-    phase: Phase
-    launches: int
-    info: MemberInfo | None
-    last_end: str
-    """Why the last launch ended; "" before the first end."""
-    failed_for_good: bool
-    """True: it ended in a way that no further launch can cure."""
-
-
-@dataclass(slots=True)
-class _Member:
-    spec: MemberSpec
-    phase: Phase = Phase.WAITING
-    launch: int = 0
-    due: float = 0.0
-    """Waiting: time of the next launch. Starting or running: when silence becomes too long."""
-    started_at: float = 0.0
-    failures: int = 0
-    """Launches that ended since one of them last ran for long enough."""
-    info: MemberInfo | None = None
-    role: Role | None = None
-    """What routers use it for; None: for what it was made."""
-    is_draining: bool = False
-    last_end: str = ""
-    has_run: bool = False
-    failed_for_good: bool = False
-
-    def told_info(self) -> MemberInfo | None:
-        """As routers are told of it."""
-        info = self.info
-        if not isinstance(info, WorkerInfo):
-            return info
-        role = info.role if self.role is None else self.role
-        return dataclasses.replace(info, role=role, is_draining=self.is_draining)
-
-
 class ClusterState:
     """What shall run and what does. Not thread safe; its owner calls it from one place."""
 
@@ -142,23 +106,76 @@ class ClusterState:
         clock: Clock,
         groups: WorkersConfig = _GROUPS,
     ) -> None:
-        """`groups` say how a worker is set up that is added."""
+        """A cluster that begins. `groups` say how a worker is set up that is added."""
         names = [spec.name for spec in specs]
         assert len(set(names)) == len(names), f"two members share a name: {names}"
         now = clock.now()
-        self._members = {spec.name: _Member(spec, due=now) for spec in specs}
-        self._names = set(names)
-        """All that were ever given."""
-        self._groups = groups
-        self._backoff_s = backoff_s
+        self._members = {spec.name: Member(spec, due=now) for spec in specs}
+        self._next_numbers: dict[str, int] = dict(Counter(_kind(spec) for spec in specs))
+        """By kind of member: numbers below were given."""
+        self._settings = Settings(groups, backoff_s)
         self._clock = clock
-        self._membership = Membership(0, ())
+        self._version = 0
+        self._told: tuple[tuple[int, WorkerInfo], ...] = ()
+        """Running workers with their lineages, as of `_version`."""
         self.late_reports = 0
+
+    @classmethod
+    def restored(
+        cls,
+        members: Iterable[MemberRecord],
+        next_numbers: Mapping[str, int],
+        living: Iterable[Living],
+        settings: Settings,
+        version: int,
+        clock: Clock,
+    ) -> ClusterState:
+        """A cluster that goes on. `living` are of members that are on record, one launch of each.
+
+        All versions of the membership are above `version`.
+        """
+        state = cls((), settings.backoff_s, clock, settings.groups)
+        state._settings = settings
+        now = clock.now()
+        state._members = {each.spec.name: member_of(each, now) for each in members}
+        state._next_numbers = dict(next_numbers)
+        for process in living:
+            state._adopt(state._members[process.name], process, now)
+        for member in tuple(state._members.values()):
+            if member.is_draining and not member.is_launched:
+                state._part(member)
+        state._version = version
+        state._publish(even_if_same=True)
+        return state
+
+    @property
+    def settings(self) -> Settings:
+        """What members that are made now are like."""
+        return self._settings
+
+    def use(self, settings: Settings) -> None:
+        """Make members like this from now on. What there is stays as it is."""
+        self._settings = settings
 
     @property
     def membership(self) -> Membership:
         """The running workers, in the order of their specifications."""
-        return self._membership
+        return Membership(self._version, tuple(info for _, info in self._told))
+
+    def membership_of(self, lineage: int) -> Membership:
+        """Of one lineage, as its routers are told."""
+        workers = tuple(info for of, info in self._told if of == lineage)
+        return Membership(self._version, workers)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """All that are wanted or leave, to look at."""
+        return MappingProxyType(self._members)
+
+    @property
+    def next_numbers(self) -> Mapping[str, int]:
+        """For the record."""
+        return MappingProxyType(self._next_numbers)
 
     @property
     def is_complete(self) -> bool:
@@ -172,17 +189,7 @@ class ClusterState:
 
     def reports(self) -> tuple[MemberReport, ...]:
         """All members in the order of their specifications."""
-        return tuple(
-            MemberReport(
-                member.spec.name,
-                member.phase,
-                member.launch,
-                member.told_info(),
-                member.last_end,
-                member.failed_for_good,
-            )
-            for member in self._members.values()
-        )
+        return tuple(member.report() for member in self._members.values())
 
     def due(self) -> list[Effect]:
         """Effects whose time has come. Each is returned once."""
@@ -217,15 +224,7 @@ class ClusterState:
         member = self._current(name, launch)
         if member is None or member.phase is not Phase.STARTING:
             return
-        now = self._clock.now()
-        member.phase = Phase.RUNNING
-        member.has_run = True
-        member.started_at = now
-        member.due = now + HEALTH_SILENCE_MAX_S
-        member.info = info
-        if isinstance(info, RouterInfo) and isinstance(member.spec, RouterSpec):
-            # Clients know the router by its ports: every later launch asks for the same ones.
-            member.spec = dataclasses.replace(member.spec, port=info.port, http_port=info.http_port)
+        self._run(member, info, self._clock.now())
         self._publish()
 
     def heard(self, name: str, launch: int) -> None:
@@ -246,20 +245,34 @@ class ClusterState:
         member.failed_for_good = for_good and not member.has_run
         self._publish()
 
-    def add_worker(self, role: Role) -> WorkerId:
+    def add_worker(self, role: Role, replaces: str = "", *, reserves: bool = False) -> WorkerId:
         """One more of this role's group, to be launched at once. Returns its name.
 
-        Raises `InvalidInput` for a role that this cluster does not know.
+        `replaces`: whose place it is to take, and in whose role it is used. `reserves`: it has what
+        it needs to itself; else it shares CPUs with the others, because what Ray has was set when
+        it started. Raises `InvalidInput` for a role that this cluster does not know.
         """
         self._check_role(role)
-        number = next(n for n in itertools.count() if f"{role.value}-{n}" not in self._names)
-        # What Ray reserves was set when it started; a further worker shares it with the others.
-        spec = dataclasses.replace(
-            worker_spec(role, number, group_of(self._groups, role)), cpus=0.0
-        )
-        self._names.add(spec.name)
-        self._members[spec.name] = _Member(spec, due=self._clock.now())
+        group = group_of(self._settings.groups, role)
+        number = self._next_number(role.value)
+        spec = self._of_now(worker_spec(role, number, group))
+        assert isinstance(spec, WorkerSpec)
+        if not reserves:
+            spec = dataclasses.replace(spec, cpus=0.0)
+        member = Member(spec, due=self._clock.now(), replaces=replaces)
+        if replaces:
+            member.role = self._members[replaces].role
+        self._members[spec.name] = member
         return spec.worker_id
+
+    def add_router(self, replaces: str) -> str:
+        """One more router, which takes over the ports of another one. Returns its name."""
+        former = self._members[replaces].spec
+        assert isinstance(former, RouterSpec), f"{replaces} is no router"
+        name = f"{_ROUTER}-{self._next_number(_ROUTER)}"
+        spec = self._of_now(dataclasses.replace(former, name=name, is_successor=True))
+        self._members[name] = Member(spec, due=self._clock.now(), replaces=replaces)
+        return name
 
     def set_role(self, worker_id: str, role: Role) -> None:
         """Routers use a worker for this from now on; it goes on with what it has.
@@ -274,7 +287,7 @@ class ClusterState:
         member.role = role
         self._publish()
 
-    def drain(self, worker_id: str) -> int | None:
+    def drain(self, worker_id: str, drain_s: float = DRAIN_S) -> int | None:
         """Routers give a worker nothing new from now on, and it is not started again.
 
         Returns the version of the membership that says so; None for one that is not running, which
@@ -283,25 +296,70 @@ class ClusterState:
         """
         member = self._staying(worker_id)
         self._check_others_decode(member)
-        member.is_draining = True
-        self._publish()
-        return self._membership.version if member.phase is Phase.RUNNING else None
+        return self._begin_drain(member, drain_s)
 
-    def is_running(self, worker_id: str) -> bool:
-        """Whether a worker of that name runs."""
-        member = self._members.get(worker_id)
+    def renew(self, worker_id: str, drain_s: float) -> int | None:
+        """As `drain`, but it is started again under its name when it has drained, as workers are
+        made now."""
+        member = self._staying(worker_id)
+        self._check_others_decode(member)
+        assert isinstance(member.spec, WorkerSpec)
+        number = int(worker_id.rpartition("-")[2])
+        group = group_of(self._settings.groups, member.spec.role)
+        member.renewal = self._of_now(worker_spec(member.spec.role, number, group))
+        return self._begin_drain(member, drain_s)
+
+    def retire_router(self, name: str, drain_s: float) -> None:
+        """A router takes nothing new from now on, and is not started again."""
+        self._begin_drain(self._members[name], drain_s)
+
+    def can_spare(self, worker_id: str) -> bool:
+        """Whether somebody else decodes for the routers that know this worker."""
+        try:
+            self._check_others_decode(self._members[worker_id])
+        except InvalidInput:
+            return False
+        return True
+
+    def is_running(self, name: str) -> bool:
+        """Whether a member of that name runs."""
+        member = self._members.get(name)
         return member is not None and member.phase is Phase.RUNNING
 
-    def remove(self, worker_id: str) -> Stop | None:
-        """A worker that drains is part of the cluster no more. Its process, to be stopped, if any;
-        one that has ended meanwhile is gone already."""
-        member = self._members.pop(worker_id, None)
-        if member is None:
+    def remove(self, name: str) -> Stop | None:
+        """One that drains is part of the cluster no more. Its process, to be stopped, if any; one
+        that has ended meanwhile is gone already. One that comes back waits for `return_renewed`."""
+        member = self._members.get(name)
+        if member is None or not member.is_draining:
             return None
-        assert member.is_draining, f"{worker_id}: only what drains is removed"
+        stop = Stop(name, member.launch) if member.is_launched else None
+        member.phase = Phase.STOPPED
+        member.info = None
+        if member.renewal is None or stop is None:
+            self._part(member)
         self._publish()
-        is_launched = member.phase in (Phase.STARTING, Phase.RUNNING)
-        return Stop(worker_id, member.launch) if is_launched else None
+        return stop
+
+    def return_renewed(self, name: str) -> None:
+        """The process of one that was removed is gone; if it comes back, now."""
+        member = self._members.get(name)
+        if member is not None and member.is_draining and member.phase is Phase.STOPPED:
+            self._part(member)
+            self._publish()
+
+    def give_up(self, name: str, spec: MemberSpec | None) -> Stop | None:
+        """Something new did not come up: it goes, or becomes `spec` again. Its process, to be
+        stopped, if any."""
+        member = self._members[name]
+        member.drain_s, member.renewal = 0.0, spec
+        return self.remove(name)
+
+    def grant_time(self) -> None:
+        """Nobody could be heard for a while, for which nobody is to blame."""
+        now = self._clock.now()
+        for member in self._members.values():
+            if member.phase is Phase.RUNNING:
+                member.due = max(member.due, now + HEALTH_SILENCE_MAX_S)
 
     def shut_down(self) -> tuple[tuple[Stop, ...], tuple[Stop, ...]]:
         """Nothing is wanted any more. What is to be stopped: routers, and when they have, workers.
@@ -320,12 +378,13 @@ class ClusterState:
         return tuple(routers), tuple(workers)
 
     def _check_role(self, role: Role) -> None:
-        hands_off = self._groups.prefill.count + self._groups.decode.count > 0
+        groups = self._settings.groups
+        hands_off = groups.prefill.count + groups.decode.count > 0
         if role is not Role.BOTH and not hands_off:
             # Such workers may keep less KV than a handoff takes (`window_of_kv`).
             raise InvalidInput("role", "must be both: this cluster was started without handoffs")
 
-    def _staying(self, worker_id: str) -> _Member:
+    def _staying(self, worker_id: str) -> Member:
         member = self._members.get(worker_id)
         if member is None or not isinstance(member.spec, WorkerSpec):
             known = [m.spec.name for m in self._members.values() if isinstance(m.spec, WorkerSpec)]
@@ -334,16 +393,60 @@ class ClusterState:
             raise InvalidInput("worker_id", f"{worker_id} is being taken out already")
         return member
 
-    def _check_others_decode(self, member: _Member) -> None:
-        workers = self._membership.workers
+    def _check_others_decode(self, member: Member) -> None:
+        lineage = member.spec.lineage
+        if not self._is_used(lineage):
+            return
         decoding = {
-            w.worker_id for w in workers if w.role is not Role.PREFILL and not w.is_draining
+            info.worker_id
+            for of, info in self._told
+            if of == lineage and info.role is not Role.PREFILL and not info.is_draining
         }
         if decoding == {member.spec.name}:
             problem = f"{member.spec.name} is the only one running that decodes"
             raise InvalidInput("worker_id", problem)
 
-    def _current(self, name: str, launch: int) -> _Member | None:
+    def _is_used(self, lineage: int) -> bool:
+        """Whether some router is told of its workers. Once none is, they have nothing to do."""
+        specs = [member.spec for member in self._members.values()]
+        return lineage == self._settings.lineage or any(
+            isinstance(spec, RouterSpec) and spec.lineage == lineage for spec in specs
+        )
+
+    def _next_number(self, kind: str) -> int:
+        number = self._next_numbers.get(kind, 0)
+        self._next_numbers[kind] = number + 1
+        return number
+
+    def _of_now(self, spec: MemberSpec) -> MemberSpec:
+        settings = self._settings
+        return dataclasses.replace(spec, revision=settings.revision, lineage=settings.lineage)
+
+    def _begin_drain(self, member: Member, drain_s: float) -> int | None:
+        member.drain_s = drain_s
+        self._publish()
+        return self._version if member.phase is Phase.RUNNING else None
+
+    def _adopt(self, member: Member, process: Living, now: float) -> None:
+        member.launch = process.launch
+        member.has_run = True
+        if process.info is None:
+            member.phase = Phase.STARTING
+            member.due = now + WORKER_START_TIMEOUT_S
+        else:
+            self._run(member, process.info, now)
+
+    def _run(self, member: Member, info: MemberInfo, now: float) -> None:
+        member.phase = Phase.RUNNING
+        member.has_run = True
+        member.started_at = now
+        member.due = now + HEALTH_SILENCE_MAX_S
+        member.info = info
+        if isinstance(info, RouterInfo) and isinstance(member.spec, RouterSpec):
+            # Clients know the router by its ports: every later launch asks for the same ones.
+            member.spec = dataclasses.replace(member.spec, port=info.port, http_port=info.http_port)
+
+    def _current(self, name: str, launch: int) -> Member | None:
         member = self._members.get(name)
         if member is None:
             self.late_reports += 1
@@ -354,11 +457,11 @@ class ClusterState:
         self.late_reports += 1
         return None
 
-    def _end(self, member: _Member, reason: str) -> None:
+    def _end(self, member: Member, reason: str) -> None:
         now = self._clock.now()
         if member.phase is Phase.RUNNING and now - member.started_at >= RESTART_BACKOFF_RESET_S:
             member.failures = 0
-        wait_s = min(self._backoff_s * 2**member.failures, RESTART_BACKOFF_MAX_S)
+        wait_s = min(self._settings.backoff_s * 2**member.failures, RESTART_BACKOFF_MAX_S)
         # Above 32 the wait is at its bound; without a cap a float would overflow one day.
         member.failures = min(member.failures + 1, 32)
         member.phase = Phase.WAITING
@@ -366,10 +469,30 @@ class ClusterState:
         member.due = now + wait_s
         member.last_end = reason
         if member.is_draining:
-            del self._members[member.spec.name]
+            self._part(member)
 
-    def _publish(self) -> None:
-        infos = (member.told_info() for member in self._members.values())
-        workers = tuple(info for info in infos if isinstance(info, WorkerInfo))
-        if workers != self._membership.workers:
-            self._membership = Membership(self._membership.version + 1, workers)
+    def _part(self, member: Member) -> None:
+        """One that drains has no process any more: it is gone, or begins anew."""
+        if member.renewal is None:
+            del self._members[member.spec.name]
+            for other in self._members.values():
+                if other.replaces == member.spec.name:
+                    other.replaces = ""
+            return
+        fresh = Member(member.renewal, due=self._clock.now(), launch=member.launch)
+        fresh.role, fresh.last_end = member.role, member.last_end
+        self._members[member.spec.name] = fresh
+
+    def _publish(self, *, even_if_same: bool = False) -> None:
+        told = tuple(
+            (member.spec.lineage, info)
+            for member in self._members.values()
+            if isinstance(info := member.told_info(), WorkerInfo)
+        )
+        if told != self._told or even_if_same:
+            self._version += 1
+            self._told = told
+
+
+def _kind(spec: MemberSpec) -> str:
+    return spec.role.value if isinstance(spec, WorkerSpec) else _ROUTER

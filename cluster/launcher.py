@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from cluster.members import MemberInfo, MemberSpec
+    from kvferry.config import ClusterConfig
     from kvferry.membership import Membership
 
 
@@ -30,7 +31,12 @@ class MemberHandle(Protocol):
     """One launched process. Every coroutine raises `MemberEnded` when the process is gone."""
 
     async def start(self) -> StartOutcome:
-        """Load and serve; returns when ready. Called once, first."""
+        """Load and serve; returns when ready. Asked again, also by another supervisor, it has no
+        further effect and tells the same."""
+        ...
+
+    async def describe(self) -> MemberInfo | None:
+        """What `start` told; None: it has not ended yet, or was never called."""
         ...
 
     async def wait_until_ended(self) -> None:
@@ -54,18 +60,40 @@ class MemberHandle(Protocol):
         Never called on workers."""
         ...
 
+    async def retire(self, grace_s: float) -> None:
+        """Leave a router's ports to its successor, and end what it has, at most `grace_s` long.
+        Never called on workers."""
+        ...
+
     async def stop(self) -> None:
         """End requests, close ports, free memory. The process itself is ended by `kill`."""
         ...
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """End the process by force, at once. No effect if it is gone."""
         ...
 
 
-class Launcher(Protocol):
-    """Starts processes."""
+@dataclass(frozen=True, slots=True)
+class FoundProcess:
+    """One that lives, whoever has launched it."""
 
-    def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
+    name: str
+    launch: int
+    handle: MemberHandle
+
+
+class Launcher(Protocol):
+    """Starts processes, and finds those that were started."""
+
+    async def launch(self, spec: MemberSpec, launch: int, config: ClusterConfig) -> MemberHandle:
         """Start the process of a member. Its `start` method is not called yet."""
+        ...
+
+    async def living(self) -> list[FoundProcess]:
+        """All processes of the cluster's members. Raises `WorkerUnavailable` if nobody can tell."""
+        ...
+
+    async def has_room(self, spec: MemberSpec) -> bool:
+        """Whether what a member is to have for itself is free now."""
         ...

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cluster.cluster_state import Phase
+from cluster.member_state import Phase
 
 if TYPE_CHECKING:
-    from cluster.cluster_state import MemberReport
+    from cluster.member_state import MemberReport
     from cluster.supervisor import ClusterView
 
 

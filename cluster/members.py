@@ -31,6 +31,11 @@ class WorkerSpec:
     """Further resources of Ray that it reserves."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """What its node must be labelled with."""
+    revision: int = 0
+    """The configuration that it runs under, see `cluster.cluster_record`."""
+    lineage: int = 0
+    """The revision since which workers exchange KV and routers know their model: those of another
+    lineage are strangers to it."""
 
     @property
     def name(self) -> str:
@@ -52,6 +57,12 @@ class RouterSpec:
     """Pairs of ports to look at: another router of the same node may have the first ones."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """Resources of Ray that it reserves."""
+    revision: int = 0
+    """As of a worker."""
+    lineage: int = 0
+    """It is told of workers of this lineage alone."""
+    is_successor: bool = False
+    """It takes over the ports of another one, which serves until this one is able to."""
 
     def ports_of(self, attempt: int) -> tuple[int, int]:
         """What to bind for gRPC and for HTTP in an attempt, from 0."""

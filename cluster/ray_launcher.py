@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util import get_node_ip_address
+from ray.experimental import internal_kv
+from ray.util import get_node_ip_address, list_named_actors
 
-from cluster.launcher import Launcher, MemberEnded, MemberHandle, StartOutcome
+from cluster.cluster_record import RecordStore
+from cluster.launcher import FoundProcess, Launcher, MemberEnded, MemberHandle, StartOutcome
 from cluster.members import MemberSpec, RouterSpec, WorkerSpec
 from cluster.ray_autoscaler import ask_for_workers
 from cluster.ray_errors import short_text
 from cluster.ray_placement import RayPlaces
 from cluster.router_actor import RouterActor
 from cluster.worker_actor import WorkerActor
-from kvferry.config import config_from_mapping
+from kvferry.config import config_from_mapping, to_mapping
 from kvferry.errors import KvferryError, WorkerUnavailable
 from kvferry.limits import CALLS_AT_ONCE_MAX
 from router.cluster_control import ClusterControl
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from cluster.members import MemberInfo
     from cluster.ray_placement import Place
+    from kvferry.config import ClusterConfig
     from kvferry.membership import Membership, Role
+    from router.cluster_control import RolloutReport, ScaleOutcome
 
-_WORKER_THREADS = 4
-"""Of a worker's actor: one each for a pending watcher, a health call and `stop`, and a spare."""
+SUPERVISOR_NAME = "supervisor"
+
+_WORKER_THREADS = 8
+"""Of a worker's actor: one each for a pending watcher, a health call and `stop`; the others for
+those of supervisors that are gone, whose calls end a little later."""
+
+_WATCH_S = 10.0
+"""Of one call that waits for the end of a process; the next one follows at once."""
+
+_RECORDS = "kvferry"
+"""Ray's store has the record of each cluster here, under the namespace of its actors."""
 
 _PLACE_CHECK_INTERVAL_S = 1.0
 """While a member starts, between two questions whether its node is there."""
@@ -38,72 +53,171 @@ _T = TypeVar("_T")
 
 
 class RayLauncher(Launcher):
-    """Starts members as detached actors, which outlive a supervisor that dies."""
+    """Starts members as detached actors, which outlive a supervisor that dies.
+
+    What asks Ray's head is done in threads: while the head restarts, such calls hang, and whoever
+    watches the members must not.
+    """
 
     def __init__(self, config: Mapping[str, Any], *, on_many_nodes: bool = False) -> None:
         """`on_many_nodes`: each member has a place of its own; else Ray, which is private, has all
         of them on its one node."""
-        self._config = dict(config)
         tree = config_from_mapping(config)
         self._places = RayPlaces(tree.placement.strategy) if on_many_nodes else None
         self._ask_resources = functools.partial(ask_for_workers, groups=tree.workers)
 
-    def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
+    async def launch(self, spec: MemberSpec, launch: int, config: ClusterConfig) -> MemberHandle:
         """Ask Ray for the actor; whether it comes to life is told by its `start`."""
+        return await asyncio.to_thread(self._launch, spec, launch, to_mapping(config))
+
+    def _launch(self, spec: MemberSpec, launch: int, config: Mapping[str, Any]) -> MemberHandle:
         place = None if self._places is None else self._places.reserve(spec, launch)
         options = {} if place is None else place.options
         match spec:
             case WorkerSpec():
-                return _RayMember(self._launch_worker(spec, launch, options), place)
+                if self._places is not None:
+                    options["resources"] = dict(spec.resources)
+                return _RayMember(_launch_worker(spec, launch, config, options), place)
             case RouterSpec():
-                return _RayMember(self._launch_router(spec, launch, options), place)
+                asks = self._ask_resources
+                return _RayMember(_launch_router(spec, launch, config, options, asks), place)
 
-    def _launch_worker(self, spec: WorkerSpec, launch: int, options: dict[str, Any]) -> Any:
-        threads = str(spec.threads)
-        options = options | {
-            "num_cpus": spec.cpus,
-            "num_gpus": spec.gpus,
-            "max_concurrency": _WORKER_THREADS,
-            # Read by OpenMP and MKL when torch is loaded; later it is too late.
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
-        }
-        if self._places is not None:
-            options["resources"] = dict(spec.resources)
-        return _actor(WorkerActor, spec.name, launch, options).remote(
-            self._config, spec.worker_id, spec.role.value, get_node_ip_address
-        )
+    async def living(self) -> list[FoundProcess]:
+        """Our actors in Ray's list that are members."""
+        return await asyncio.to_thread(_living, self._places)
 
-    def _launch_router(self, spec: RouterSpec, launch: int, options: dict[str, Any]) -> Any:
-        options = options | {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE_MAX}
-        control = _RayControl(ray.get_runtime_context().current_actor)
-        return _actor(RouterActor, spec.name, launch, options).remote(
-            self._config, spec, control, get_node_ip_address, self._ask_resources
-        )
+    async def has_room(self, spec: MemberSpec) -> bool:
+        """Whether Ray has that much unreserved, over all nodes."""
+        if isinstance(spec, RouterSpec):
+            return self._places is None  # Its successor has to be on its node.
+        free: dict[str, float] = await asyncio.to_thread(ray.available_resources)
+        return free.get("CPU", 0.0) >= spec.cpus and free.get("GPU", 0.0) >= spec.gpus
+
+
+class RayRecordStore(RecordStore):
+    """The record in the store of Ray's head: it lives exactly as long as the actors it tells of.
+
+    That is in the head's memory, or in Redis where the head keeps its state there.
+    """
+
+    async def load(self) -> str | None:
+        """See `RecordStore`."""
+        return await asyncio.to_thread(_load_record)
+
+    async def save(self, text: str) -> None:
+        """See `RecordStore`."""
+        await asyncio.to_thread(_save_record, text)
+
+
+def forget_record() -> None:
+    """For a cluster that begins anew, in the namespace of the caller."""
+    internal_kv._internal_kv_del(_namespace(), namespace=_RECORDS)
+
+
+def _namespace() -> str:
+    name: str = ray.get_runtime_context().namespace
+    return name
+
+
+def _load_record() -> str | None:
+    try:
+        found: Any = internal_kv._internal_kv_get(_namespace(), namespace=_RECORDS)
+    except RayError as error:
+        raise WorkerUnavailable(f"Ray's head does not answer: {short_text(error)}") from error
+    return None if found is None else found.decode()
+
+
+def _save_record(text: str) -> None:
+    try:
+        internal_kv._internal_kv_put(_namespace(), text.encode(), namespace=_RECORDS)
+    except RayError as error:
+        raise WorkerUnavailable(f"Ray's head does not answer: {short_text(error)}") from error
+
+
+def _living(places: RayPlaces | None) -> list[FoundProcess]:
+    found = []
+    try:
+        for full_name in list_named_actors():
+            name, _, launch = full_name.rpartition("/")
+            if name:
+                with contextlib.suppress(ValueError):  # It has ended meanwhile.
+                    actor = ray.get_actor(full_name)
+                    place = None if places is None else places.find(name, int(launch))
+                    found.append(FoundProcess(name, int(launch), _RayMember(actor, place)))
+    except RayError as error:
+        raise WorkerUnavailable(f"Ray's head does not answer: {short_text(error)}") from error
+    return found
+
+
+def _launch_worker(
+    spec: WorkerSpec, launch: int, config: Mapping[str, Any], options: dict[str, Any]
+) -> Any:
+    threads = str(spec.threads)
+    options = options | {
+        "num_cpus": spec.cpus,
+        "num_gpus": spec.gpus,
+        "max_concurrency": _WORKER_THREADS,
+        # Read by OpenMP and MKL when torch is loaded; later it is too late.
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+    }
+    return _actor(WorkerActor, spec.name, launch, options).remote(
+        config, spec.worker_id, spec.role.value, get_node_ip_address
+    )
+
+
+def _launch_router(
+    spec: RouterSpec,
+    launch: int,
+    config: Mapping[str, Any],
+    options: dict[str, Any],
+    ask_resources: Callable[[int], None],
+) -> Any:
+    options = options | {"num_cpus": 0, "max_concurrency": CALLS_AT_ONCE_MAX}
+    return _actor(RouterActor, spec.name, launch, options).remote(
+        config, spec, _RayControl(), get_node_ip_address, ask_resources
+    )
 
 
 class _RayControl(ClusterControl):
-    """The supervisor, seen from a router."""
-
-    def __init__(self, supervisor: Any) -> None:
-        self._supervisor = supervisor
+    """The supervisor, seen from a router: found by its name whenever there is an order."""
 
     async def add_worker(self, role: Role) -> str:
-        return await _order(self._supervisor.add_worker.remote, role)
+        answer: str = await _order("add_worker", role)
+        return answer
 
     async def set_role(self, worker_id: str, role: Role) -> None:
-        await _order(self._supervisor.set_role.remote, worker_id, role)
+        await _order("set_role", worker_id, role)
 
     async def remove_worker(self, worker_id: str, drain_s: float) -> bool:
-        return await _order(self._supervisor.remove_worker.remote, worker_id, drain_s)
+        answer: bool = await _order("remove_worker", worker_id, drain_s)
+        return answer
+
+    async def scale(self, role: Role, count: int, drain_s: float) -> ScaleOutcome:
+        answer: ScaleOutcome = await _order("scale", role, count, drain_s)
+        return answer
+
+    async def apply(self, config: ClusterConfig, drain_s: float) -> RolloutReport:
+        answer: RolloutReport = await _order("apply", config, drain_s)
+        return answer
+
+    async def restart(self, worker_ids: Sequence[str], drain_s: float) -> RolloutReport:
+        answer: RolloutReport = await _order("restart", worker_ids, drain_s)
+        return answer
+
+    async def rollout(self) -> RolloutReport:
+        answer: RolloutReport = await _order("rollout")
+        return answer
 
 
-async def _order(method: Callable[..., Awaitable[_T | KvferryError]], *arguments: object) -> _T:
+async def _order(name: str, *arguments: object) -> Any:
     try:
-        outcome = await method(*arguments)
+        supervisor = await asyncio.to_thread(ray.get_actor, SUPERVISOR_NAME)
+        outcome = await getattr(supervisor, name).remote(*arguments)
     except RayTaskError:
         raise  # A bug of ours in the actor.
-    except RayError as error:
-        raise WorkerUnavailable(f"the supervisor does not answer: {short_text(error)}") from error
+    except (RayError, ValueError) as error:
+        problem = f"the supervisor does not answer, try again: {short_text(error)}"
+        raise WorkerUnavailable(problem) from error
     if isinstance(outcome, KvferryError):
         raise outcome
     return outcome
@@ -140,8 +254,12 @@ class _RayMember(MemberHandle):
         finally:
             starting.cancel()
 
+    async def describe(self) -> MemberInfo | None:
+        return await _ask(self._actor.describe.remote)
+
     async def wait_until_ended(self) -> None:
-        await _ask(self._actor.wait_until_ended.remote)
+        while not await _ask(self._actor.wait_until_ended.remote, _WATCH_S):
+            pass
 
     async def is_alive(self) -> bool:
         return await _ask(self._actor.is_alive.remote)
@@ -155,10 +273,16 @@ class _RayMember(MemberHandle):
     async def has_work_at(self, worker_id: str) -> bool:
         return await _ask(self._actor.has_work_at.remote, worker_id)
 
+    async def retire(self, grace_s: float) -> None:
+        await _ask(self._actor.retire.remote, grace_s)
+
     async def stop(self) -> None:
         await _ask(self._actor.stop.remote)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
+        await asyncio.to_thread(self._kill)
+
+    def _kill(self) -> None:
         ray.kill(self._actor)
         if self._place is not None:
             self._place.release()

@@ -8,16 +8,23 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from cluster.process_census import MARK
 from cluster.ray_errors import short_text
-from cluster.ray_launcher import RayLauncher
+from cluster.ray_launcher import (
+    SUPERVISOR_NAME,
+    RayLauncher,
+    RayRecordStore,
+    forget_record,
+)
 from cluster.supervisor_actor import SupervisorActor
 from kvferry.addresses import AUTO
+from kvferry.clock import MonotonicClock
 from kvferry.config import to_mapping
 from kvferry.errors import ErrorKind, KvferryError, WorkerUnavailable
 from kvferry.limits import (
@@ -25,6 +32,7 @@ from kvferry.limits import (
     OBJECT_STORE_BYTES,
     SESSION_CONNECT_TIMEOUT_S,
     STOP_TIMEOUT_S,
+    SUPERVISOR_AWAY_MAX_S,
     WORKER_START_TIMEOUT_S,
 )
 
@@ -37,10 +45,12 @@ if TYPE_CHECKING:
     from kvferry.config import ClusterConfig
 
 _NAMESPACE = "kvferry"
-_SUPERVISOR_NAME = "supervisor"
 _STOP_ALL_TIMEOUT_S = 3 * STOP_TIMEOUT_S
 """Of a supervisor, after the routers' grace: one each for the routers and the workers, and one for
 the calls themselves."""
+
+_AWAY_POLL_S = 0.2
+"""Between two calls of a supervisor that is being started again."""
 
 _RAY_ENVIRONMENT = {
     # Ray names its processes by overwriting their arguments; without this, the environment that
@@ -122,33 +132,34 @@ def connect_ray(address: str, namespace: str) -> None:
 
 
 class SupervisorHandle:
-    """The supervisor, seen from a process outside. Calls block."""
+    """The supervisor, seen from a process outside. Calls block, also while it is away: then the
+    one that takes its place answers."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def view(self) -> ClusterView:
         """The cluster as it is now."""
-        view: ClusterView = _get(self._actor.view.remote(), STOP_TIMEOUT_S)
+        view: ClusterView = _call(self._actor.view.remote, STOP_TIMEOUT_S)
         return view
 
     def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
         """See `Supervisor.wait_for_change`."""
-        reference = self._actor.wait_for_change.remote(seen, timeout_s)
-        view: ClusterView = _get(reference, timeout_s + STOP_TIMEOUT_S)
+        method = self._actor.wait_for_change.remote
+        view: ClusterView = _call(method, timeout_s + STOP_TIMEOUT_S, seen, timeout_s)
         return view
 
     def unreached_workers(self) -> tuple[str, ...]:
         """See `Supervisor.unreached_workers`."""
-        reference = self._actor.unreached_workers.remote()
-        unreached: tuple[str, ...] = _get(reference, STOP_TIMEOUT_S)
+        method = self._actor.unreached_workers.remote
+        unreached: tuple[str, ...] = _call(method, STOP_TIMEOUT_S)
         return unreached
 
     def stop(self) -> None:
         """End every member, then the supervisor."""
         try:
-            grace_s = _get(self._actor.router_grace_s.remote(), STOP_TIMEOUT_S)
-            _get(self._actor.stop.remote(), grace_s + _STOP_ALL_TIMEOUT_S)
+            grace_s = _call(self._actor.router_grace_s.remote, STOP_TIMEOUT_S)
+            _call(self._actor.stop.remote, grace_s + _STOP_ALL_TIMEOUT_S)
         finally:
             ray.kill(self._actor)
 
@@ -158,14 +169,16 @@ def start_supervisor(
     make_launcher: Callable[[Mapping[str, Any]], Launcher] = RayLauncher,
 ) -> SupervisorHandle:
     """Start the one supervisor of the cluster; it begins to start the members."""
+    forget_record()
     actor_class: Any = ray.remote(SupervisorActor)  # Ray's own types do not carry `remote`.
     actor = actor_class.options(
-        name=_SUPERVISOR_NAME,
+        name=SUPERVISOR_NAME,
         lifetime="detached",
         num_cpus=0,
         max_concurrency=CALLS_AT_ONCE_MAX,
         enable_task_events=False,
-    ).remote(to_mapping(config), make_launcher)
+        max_restarts=-1,  # It finds its members again; see `cluster.takeover`.
+    ).remote(to_mapping(config), make_launcher, RayRecordStore)
     _get(actor.start.remote(), WORKER_START_TIMEOUT_S)
     return SupervisorHandle(actor)
 
@@ -173,9 +186,28 @@ def start_supervisor(
 def find_supervisor() -> SupervisorHandle | None:
     """The supervisor of this namespace, if there is one."""
     try:
-        return SupervisorHandle(ray.get_actor(_SUPERVISOR_NAME))
+        return SupervisorHandle(ray.get_actor(SUPERVISOR_NAME))
     except ValueError:
         return None
+
+
+def _call(method: Callable[..., Any], timeout_s: float, *arguments: object) -> Any:
+    """As `_get`, but a supervisor that is being started again is waited for."""
+    clock = MonotonicClock()
+    give_up = clock.now() + SUPERVISOR_AWAY_MAX_S
+    while True:
+        try:
+            return ray.get(method(*arguments), timeout=timeout_s)
+        except ActorUnavailableError as error:
+            if clock.now() > give_up:
+                problem = f"the supervisor stays away: {short_text(error)}"
+                raise WorkerUnavailable(problem) from error
+            time.sleep(_AWAY_POLL_S)
+        except RayTaskError:
+            raise
+        except RayError as error:
+            problem = f"the supervisor does not answer: {short_text(error)}"
+            raise WorkerUnavailable(problem) from error
 
 
 def _get(reference: Any, timeout_s: float) -> Any:

@@ -27,6 +27,7 @@ from kvferry.telemetry import configure_logging
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cluster.members import MemberInfo
     from cluster.planner_loop import PlannerLoop
     from kvferry.clock import Clock
     from kvferry.config import ClusterConfig
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from router.api.door_settings import DoorSettings
     from router.api.grpc_server import FrontDoor
     from router.api.http_server import HttpFrontDoor
+    from router.api.request_metrics import RequestMetrics
     from router.api.security import Security
     from router.api.smg_server import SmgDoor
     from router.cluster_control import ClusterControl
@@ -69,6 +71,8 @@ class RouterActor:
         self._spec = spec
         self._control = control
         self._stopped = asyncio.Event()
+        self._starting: asyncio.Task[StartOutcome] | None = None
+        self._metrics: RequestMetrics | None = None
         self._router: Router | None = None
         self._doors: list[FrontDoor | HttpFrontDoor | SmgDoor] = []
         self._security: Security | None = None
@@ -76,10 +80,25 @@ class RouterActor:
         self._export: RequestExport | None = None
 
     async def start(self) -> StartOutcome:
-        """Load the tokenizer and open the front doors."""
+        """Load the tokenizer and open the front doors. Whoever asks again is told the same.
+
+        A successor opens them when it first knows workers: until then its predecessor serves.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        # A supervisor that is gone takes its call with it, not the start.
+        return await asyncio.shield(self._starting)
+
+    async def describe(self) -> MemberInfo | None:
+        """What `start` told; None: it has not ended yet, or it refused."""
+        if self._starting is None or not self._starting.done():
+            return None
+        outcome = self._starting.result()
+        return None if isinstance(outcome, StartRefused) else outcome
+
+    async def _start(self) -> StartOutcome:
         # Imported here, because the supervisor imports this module and needs none of it.
         from engine.model_directory import resolve_model
-        from router.api.door_settings import DoorSettings
         from router.api.request_metrics import RequestMetrics
         from router.api.security import Security
         from router.router import Router
@@ -96,16 +115,30 @@ class RouterActor:
             self._export = open_export(self._config.tracing, self._config.model.served_name)
             if self._export is not None:
                 self._router.log.on_end.append(self._export.note)
-            metrics = RequestMetrics(self._router, clock)
+            self._metrics = RequestMetrics(self._router, clock)
             self._planner = self._make_planner(self._router, clock)
-            settings = DoorSettings(
-                self._router, metrics, self._security, self._control, self._planner
-            )
-            port, http_port = await self._open_doors(settings)
+            port, http_port = self._spec.port, self._spec.http_port
+            if not self._spec.is_successor:
+                port, http_port = await self._open_doors(self._door_settings())
         except (KvferryError, OSError) as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
         return RouterInfo(self._spec.name, self._announced_host, port, http_port, os.getpid())
+
+    def _door_settings(self) -> DoorSettings:
+        from router.api.door_settings import DoorSettings
+
+        assert self._router is not None, "asked after start"
+        assert self._metrics is not None, "asked after start"
+        return DoorSettings(
+            self._router,
+            self._metrics,
+            self._security,
+            self._control,
+            self._planner,
+            # Several on one node look for free ports, and must see which are taken.
+            shares_ports=self._spec.port_tries == 1,
+        )
 
     async def _open_doors(self, settings: DoorSettings) -> tuple[int, int]:
         """Returns the ports of gRPC and HTTP. Raises `ConfigError` naming the one that is taken."""
@@ -151,9 +184,13 @@ class RouterActor:
         planner.start()
         return planner
 
-    async def wait_until_ended(self) -> None:
-        """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
-        await self._stopped.wait()
+    async def wait_until_ended(self, timeout_s: float) -> bool:
+        """True after `stop`, False after `timeout_s`; a caller of a process that dies gets Ray's
+        error instead."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._stopped.wait()
+        return self._stopped.is_set()
 
     async def is_alive(self) -> bool:
         """True: that the loop answers is the progress asked for."""
@@ -163,6 +200,8 @@ class RouterActor:
         """Replace what the router knows of the workers."""
         assert self._router is not None, "the supervisor tells membership after start"
         await self._router.set_membership(membership)
+        if not self._doors and not self._stopped.is_set():
+            await self._open_doors(self._door_settings())
 
     async def reached_workers(self) -> tuple[str, ...]:
         """Those that answer."""
@@ -176,6 +215,14 @@ class RouterActor:
 
         assert self._router is not None, "asked after start"
         return await has_work_at(self._router.fleet, WorkerId(worker_id))
+
+    async def retire(self, grace_s: float) -> None:
+        """Close the doors to new calls, which its successor takes, and let running ones end.
+
+        What has not ended after `grace_s` is told by `stop`, which is called next, or its client
+        sees the connection end.
+        """
+        await asyncio.gather(*(door.stop(grace_s) for door in self._doors))
 
     async def stop(self) -> None:
         """Refuse new requests, let running ones end or tell their clients why not, close."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from cluster.cluster_state import Phase
+from cluster.member_state import Phase
 from kvferry.errors import DeadlineExceeded, KvferryError
 from kvferry.limits import WORKER_START_TIMEOUT_S
 

@@ -1,7 +1,7 @@
-"""The supervisor as a named, detached actor: it lives until it is stopped or Ray ends.
+"""The supervisor as a named, detached actor, which Ray starts again when its process has ended.
 
-Ray is private to the process that owns the cluster, so the supervisor ends with its owner. A plain
-class of coroutines; `ray_runtime` makes it an actor and gives it the launcher.
+It is ready by itself: nobody has to call a new one for it to take over. A plain class of
+coroutines; `ray_runtime` makes it an actor and gives it the launcher and the record.
 """
 
 from __future__ import annotations
@@ -11,19 +11,22 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cluster.cluster_state import ClusterState
-from cluster.members import members_of
+from cluster.operations import Operations
 from cluster.supervisor import ClusterView, Supervisor
+from cluster.takeover import begin
 from kvferry.clock import MonotonicClock
 from kvferry.config import config_from_mapping
 from kvferry.errors import KvferryError
 from kvferry.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from cluster.cluster_record import RecordStore
     from cluster.launcher import Launcher
+    from kvferry.config import ClusterConfig
     from kvferry.membership import Role
+    from router.cluster_control import RolloutReport, ScaleOutcome
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -36,68 +39,110 @@ class SupervisorActor:
         self,
         config: Mapping[str, Any],
         make_launcher: Callable[[Mapping[str, Any]], Launcher],
+        make_store: Callable[[], RecordStore],
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
+        """`config`: what the cluster begins with; later its record says what it is like."""
         configure_logging("supervisor")
         self._config = config
-        self._make_launcher = make_launcher
+        self._launcher = make_launcher(config)
+        self._store = make_store()
         self._exit_process = exit_process
-        self._supervisor: Supervisor | None = None
+        self._begun = asyncio.get_running_loop().create_task(self._begin())
+        self._begun.add_done_callback(self._exit_on_failure)
         self._run: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to start the members; `wait_for_change` tells when they are there."""
-        tree = config_from_mapping(self._config)
-        clock = MonotonicClock()
-        state = ClusterState(members_of(tree), tree.restart_backoff_s, clock, tree.workers)
-        launcher, grace_s = self._make_launcher(self._config), tree.router.stop_grace_s
-        self._supervisor = Supervisor(state, launcher, clock, grace_s)
-        self._run = asyncio.create_task(self._supervisor.run())
-        self._run.add_done_callback(self._exit_on_failure)
+        """Returns when there is a supervisor: it begins to start the members, or has found them.
+
+        `wait_for_change` tells when they serve.
+        """
+        await self._started()
 
     async def view(self) -> ClusterView:
         """The cluster as it is now."""
-        return self._started().view()
+        return (await self._started())[0].view()
 
     async def wait_for_change(self, seen: int, timeout_s: float) -> ClusterView:
         """See `Supervisor.wait_for_change`."""
-        return await self._started().wait_for_change(seen, timeout_s)
+        supervisor, _ = await self._started()
+        return await supervisor.wait_for_change(seen, timeout_s)
 
     async def unreached_workers(self) -> tuple[str, ...]:
         """See `Supervisor.unreached_workers`."""
-        return await self._started().unreached_workers()
+        supervisor, _ = await self._started()
+        return await supervisor.unreached_workers()
 
     async def add_worker(self, role: Role) -> str | KvferryError:
-        """See `Supervisor.add_worker`. What it raises is returned, as of the next two."""
-        return await _outcome(self._started().add_worker(role))
+        """See `Operations.add_worker`. What it raises is returned, as of the others."""
+        _, operations = await self._started()
+        return await _outcome(operations.add_worker(role))
 
     async def set_role(self, worker_id: str, role: Role) -> KvferryError | None:
-        """See `Supervisor.set_role`."""
-        return await _outcome(self._started().set_role(worker_id, role))
+        """See `Operations.set_role`."""
+        _, operations = await self._started()
+        return await _outcome(operations.set_role(worker_id, role))
 
     async def remove_worker(self, worker_id: str, drain_s: float) -> bool | KvferryError:
-        """See `Supervisor.remove_worker`."""
-        return await _outcome(self._started().remove_worker(worker_id, drain_s))
+        """See `Operations.remove_worker`."""
+        _, operations = await self._started()
+        return await _outcome(operations.remove_worker(worker_id, drain_s))
+
+    async def scale(self, role: Role, count: int, drain_s: float) -> ScaleOutcome | KvferryError:
+        """See `Operations.scale`."""
+        _, operations = await self._started()
+        return await _outcome(operations.scale(role, count, drain_s))
+
+    async def apply(self, config: ClusterConfig, drain_s: float) -> RolloutReport | KvferryError:
+        """See `Operations.apply`."""
+        _, operations = await self._started()
+        return await _outcome(operations.apply(config, drain_s))
+
+    async def restart(
+        self, worker_ids: Sequence[str], drain_s: float
+    ) -> RolloutReport | KvferryError:
+        """See `Operations.restart`."""
+        _, operations = await self._started()
+        return await _outcome(operations.restart(worker_ids, drain_s))
+
+    async def rollout(self) -> RolloutReport | KvferryError:
+        """See `Operations.rollout`."""
+        _, operations = await self._started()
+        return await _outcome(operations.rollout())
 
     async def router_grace_s(self) -> float:
         """How long `stop` may wait for requests that run, in seconds."""
-        return config_from_mapping(self._config).router.stop_grace_s
+        supervisor, _ = await self._started()
+        return supervisor.configs.current.router.stop_grace_s
 
     async def stop(self) -> None:
         """End every member."""
-        await self._started().stop()
+        supervisor, _ = await self._started()
+        await supervisor.stop()
 
-    def _exit_on_failure(self, run: asyncio.Task[None]) -> None:
-        """A supervisor that supervises no more must not look as if it did: its callers see an
-        actor that is gone."""
-        if run.cancelled() or run.exception() is None:
+    async def _begin(self) -> tuple[Supervisor, Operations]:
+        clock, store = MonotonicClock(), self._store
+        config = config_from_mapping(self._config)
+        beginning = await begin(await store.load(), config, self._launcher, clock)
+        supervisor = Supervisor(beginning, self._launcher, store, clock)
+        # Before anything is done: what it does now, its successor must know to be its own.
+        await supervisor.recorder.save()
+        operations = Operations(supervisor)
+        self._run = asyncio.create_task(supervisor.run())
+        self._run.add_done_callback(self._exit_on_failure)
+        operations.go_on()
+        return supervisor, operations
+
+    def _exit_on_failure(self, task: asyncio.Task[Any]) -> None:
+        """A supervisor that supervises no more must not look as if it did: its process ends, and
+        Ray starts another one."""
+        if task.cancelled() or task.exception() is None:
             return
-        _log.critical("supervision failed; the process ends", exc_info=run.exception())
+        _log.critical("supervision failed; the process ends", exc_info=task.exception())
         self._exit_process(1)
 
-    def _started(self) -> Supervisor:
-        assert self._supervisor is not None, "`start` is the first call"
-        return self._supervisor
+    async def _started(self) -> tuple[Supervisor, Operations]:
+        return await asyncio.shield(self._begun)
 
 
 async def _outcome(order: Coroutine[None, None, _T]) -> _T | KvferryError:

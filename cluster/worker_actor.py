@@ -20,6 +20,7 @@ from kvferry.telemetry import configure_logging
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from cluster.members import MemberInfo
     from kvferry.ids import WorkerId
 
 _log = logging.getLogger(__name__)
@@ -44,18 +45,35 @@ class WorkerActor:
             config_from_mapping(config), worker_id, Role(role), node_address()
         )
         self._stopped = threading.Event()
+        self._starting = threading.Lock()
+        self._outcome: StartOutcome | None = None
 
     def start(self) -> StartOutcome:
-        """Load the model and serve."""
+        """Load the model and serve. Whoever asks again, another supervisor say, is told the same.
+
+        Its threads are daemons of their own, so the caller may be gone meanwhile.
+        """
+        with self._starting:
+            if self._outcome is None:
+                self._outcome = self._start()
+            return self._outcome
+
+    def describe(self) -> MemberInfo | None:
+        """What `start` told; None: it has not ended yet, or it refused."""
+        outcome = self._outcome
+        return None if isinstance(outcome, StartRefused) else outcome
+
+    def _start(self) -> StartOutcome:
         try:
             return self._worker.start()
         except KvferryError as error:
             _log.error("cannot start", extra={"reason": str(error)})
             return StartRefused(str(error), for_good=isinstance(error, InvalidInput))
 
-    def wait_until_ended(self) -> None:
-        """Returns after `stop`; a caller of a process that dies gets Ray's error instead."""
-        self._stopped.wait()
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """True after `stop`, False after `timeout_s`: the thread of a caller that is gone must be
+        free again one day. A caller of a process that dies gets Ray's error instead."""
+        return self._stopped.wait(timeout_s)
 
     def is_alive(self) -> bool:
         """Whether the engine makes progress."""

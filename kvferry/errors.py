@@ -145,6 +145,22 @@ class DuplicateRequest(KvferryError):
         super().__init__(f"request_id: {request_id!r} is in flight already")
 
 
+class RolloutRunning(KvferryError):
+    """Who is in the cluster is being changed already; only one rollout runs at a time."""
+
+    kind = ErrorKind.ALREADY_EXISTS
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(
+            f"rollout: revision {revision} is being rolled out; `kvferry rollout` shows how far"
+        )
+        self.revision = revision
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `KvferryError`; its text is made of a number."""
+        return RolloutRunning, (self.revision,)
+
+
 class Overloaded(KvferryError):
     """A queue is full. The caller may try again after `retry_after_s`."""
 

@@ -241,12 +241,32 @@ HEALTH_SILENCE_MAX_S = 60.0
 """A running process that shows no progress for so long is replaced. Far above the longest engine
 step (512 prompt tokens take seconds on a busy core), because a replaced worker loses its cache."""
 
+TAKEOVER_ANSWER_S = 15.0
+"""For a process to tell a new supervisor what it is. There is no hurry, since everybody serves
+meanwhile; one that says nothing for so long is watched as if it were being started."""
+
+SUPERVISION_GAP_MAX_S = 10.0
+"""A supervisor that did not come round for so long has heard nobody, for which nobody is to blame:
+silence is counted anew. A head that restarts keeps its callers waiting for about as long."""
+
+SUPERVISOR_AWAY_MAX_S = 120.0
+"""For a supervisor to be started again by Ray: some seconds, and as long as a head is away."""
+
+RECORD_SAVE_TIMEOUT_S = 10.0
+"""For an order to be on record before its caller is told that it is carried out."""
+
+ROLLOUT_CHECK_INTERVAL_S = 1.0
+"""Between two looks at a rollout of which nothing has been reported."""
+
 RESTART_BACKOFF_MAX_S = 30.0
 RESTART_BACKOFF_RESET_S = 60.0
 """A process that ran for so long did not die of its start: the next backoff is short again."""
 
 DRAIN_S = 600.0
 """For a worker that is taken out to do what it has: the longest life of a request by default."""
+
+WORKERS_MAX = 4096
+"""Of one role, as an operator may order: more is a slip of a finger."""
 
 DRAIN_S_MAX = 86_400.0
 """Longer is no drain."""

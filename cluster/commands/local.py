@@ -39,7 +39,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     # Imported here: Ray takes a second to load, which the client commands need not wait for.
     from cluster.local_cluster import LocalCluster, check_port_free, check_security
 
-    config = _resolved(check_security(config_of(arguments)))
+    config = resolved(check_security(config_of(arguments)))
     check_port_free(config.router)
     print("starting ... (the first start on a machine compiles kernels)", flush=True)  # noqa: T201
     cluster = LocalCluster(config, MonotonicClock())
@@ -85,7 +85,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     if config.router.security != SecurityConfig():
         problem = "must be empty: the demo shows no key and no certificate; try `kvferry serve`"
         raise ConfigError("router.security", problem)
-    run_demo(_resolved(config), MonotonicClock())
+    run_demo(resolved(config), MonotonicClock())
 
 
 def _import_model(arguments: argparse.Namespace) -> None:
@@ -94,7 +94,7 @@ def _import_model(arguments: argparse.Namespace) -> None:
     print(resolve_model(arguments.model, progress=True))  # noqa: T201
 
 
-def _resolved(config: ClusterConfig) -> ClusterConfig:
+def resolved(config: ClusterConfig) -> ClusterConfig:
     """With the model converted, once, here: workers find a finished directory."""
     from cluster.local_cluster import with_model_directory
     from engine.model_directory import resolve_model

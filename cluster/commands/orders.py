@@ -1,4 +1,7 @@
-"""`add-worker`, `set-role`, `remove-worker`: who shall be in a running cluster."""
+"""`add-worker`, `scale`, `switch-role`, `drain`: who shall be in a running cluster.
+
+`set-role` and `remove-worker` are older names of the last two.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,26 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     """Add the commands of this file."""
     more = add_command(commands, "add-worker", _add_worker, "start one more worker")
+    scale = add_command(commands, "scale", _scale, "have so many workers of a role")
     text = "use a worker for something else from now on"
-    change = add_command(commands, "set-role", _set_role, text)
-    remove = add_command(commands, "remove-worker", _remove_worker, "drain a worker, then end it")
-    for command in (change, remove):
+    changes = [
+        add_command(commands, "switch-role", _set_role, text),
+        add_command(commands, "set-role", _set_role, f"{text}; the same as switch-role"),
+    ]
+    text = "give a worker nothing new, and end it when it has nothing left to do"
+    removes = [
+        add_command(commands, "drain", _remove_worker, text),
+        add_command(commands, "remove-worker", _remove_worker, f"{text}; the same as drain"),
+    ]
+    for command in (*changes, *removes):
         command.add_argument("worker")
-    for command in (more, change):
+    for command in (more, scale, *changes):
         command.add_argument("role", choices=[role.value for role in Role])
+    scale.add_argument("count", type=int)
     text = "how long it may take to do what it has; default: %(default)s"
-    remove.add_argument("--drain-s", type=float, default=DRAIN_S, help=text)
-    for command in (more, change, remove):
+    for command in (scale, *removes):
+        command.add_argument("--drain-s", type=float, default=DRAIN_S, help=text)
+    for command in (more, scale, *changes, *removes):
         add_address(command)
 
 
@@ -32,6 +45,17 @@ def _add_worker(arguments: argparse.Namespace) -> None:
     with client_of(arguments) as client:
         name = client.add_worker(arguments.role)
     print(f"{name} is being started; `kvferry status` shows it when it serves")  # noqa: T201
+
+
+def _scale(arguments: argparse.Namespace) -> None:
+    with client_of(arguments) as client:
+        outcome = client.scale(arguments.role, arguments.count, arguments.drain_s)
+    for name in outcome.added:
+        print(f"{name} is being started")  # noqa: T201
+    for name in outcome.draining:
+        print(f"{name} drains, and leaves")  # noqa: T201
+    if not outcome.added and not outcome.draining:
+        print(f"there are {arguments.count} for {arguments.role} already")  # noqa: T201
 
 
 def _set_role(arguments: argparse.Namespace) -> None:

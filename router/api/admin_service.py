@@ -54,6 +54,10 @@ class AdminService:
                 "AddWorker": (orders.add_worker, inference_pb2.AddWorkerResponse),
                 "SetRole": (orders.set_role, inference_pb2.SetRoleResponse),
                 "RemoveWorker": (orders.remove_worker, inference_pb2.RemoveWorkerResponse),
+                "Scale": (orders.scale, inference_pb2.ScaleResponse),
+                "Apply": (orders.apply, inference_pb2.RolloutStatus),
+                "Restart": (orders.restart, inference_pb2.RolloutStatus),
+                "Rollout": (orders.rollout, inference_pb2.RolloutStatus),
             }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(

@@ -29,4 +29,7 @@ class DoorSettings:
     """Carries out what operators order. None: nobody can be added or removed."""
     planner: PlanSource | None = None
     """None: nobody plans."""
+    shares_ports: bool = False
+    """A successor opens them before this router closes them; nobody else has them, which is
+    checked before a cluster starts."""
     clock: Clock = field(default_factory=MonotonicClock)

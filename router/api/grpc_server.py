@@ -26,16 +26,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SERVER_OPTIONS = (
+_OPTIONS = (
     ("grpc.max_receive_message_length", CLIENT_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", CLIENT_MESSAGE_BYTES_MAX),
-    # Without this a second router would silently share the port and take half of the calls.
-    ("grpc.so_reuseport", 0),
     # Clients may ask as often as every 10 s whether a quiet stream still lives.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Gateways also ask whether a connection without any stream lives.
     ("grpc.keepalive_permit_without_calls", 1),
 )
+
+
+def server_options(*, shares_ports: bool) -> tuple[tuple[str, int], ...]:
+    """Of the gRPC servers of all doors. Unless a port is to be shared with a successor, a second
+    router must not silently take half of the calls."""
+    return (*_OPTIONS, ("grpc.so_reuseport", int(shares_ports)))
+
+
 _HEALTH_NAMES = ("", INFERENCE_SERVICE)
 
 
@@ -80,7 +86,8 @@ async def serve(settings: DoorSettings, address: tuple[str, int]) -> tuple[Front
     """
     router, security = settings.router, settings.security
     guards = [KeyGuard(security)] if security is not None and security.asks_for_keys else []
-    server = grpc.aio.server(interceptors=guards, options=SERVER_OPTIONS)
+    options = server_options(shares_ports=settings.shares_ports)
+    server = grpc.aio.server(interceptors=guards, options=options)
     health_servicer = health.aio.HealthServicer()
     services = [
         InferenceService(router, settings.metrics).handler(),

@@ -48,7 +48,7 @@ class BoundedSite(web.BaseSite):
     request after the time for idle connections.
     """
 
-    __slots__ = ("_address", "_connections_max")
+    __slots__ = ("_address", "_connections_max", "_shares_port")
 
     def __init__(
         self,
@@ -56,10 +56,14 @@ class BoundedSite(web.BaseSite):
         address: tuple[str, int],
         ssl_context: SSLContext | None,
         connections_max: int,
+        *,
+        shares_port: bool = False,
     ) -> None:
+        """`shares_port`: with a router that takes this one's place."""
         super().__init__(runner, ssl_context=ssl_context)
         self._address = address
         self._connections_max = connections_max
+        self._shares_port = shares_port
 
     @property
     def name(self) -> str:
@@ -77,6 +81,7 @@ class BoundedSite(web.BaseSite):
             port,
             ssl=self._ssl_context,
             backlog=self._backlog,
+            reuse_port=self._shares_port,
             ssl_handshake_timeout=None if self._ssl_context is None else _TLS_HANDSHAKE_S,
         )
 

@@ -48,6 +48,7 @@ class HttpFrontDoor:
         """Take no new calls, give running ones `grace_s`, then end them. May be called again."""
         if self._is_open:
             self._is_open = False
+            self._calls.are_last = True
             await self._site.stop()
         if grace_s is not None:
             with contextlib.suppress(TimeoutError):
@@ -59,6 +60,8 @@ class CallCount:
     """How many calls run now."""
 
     def __init__(self) -> None:
+        self.are_last = False
+        """Clients are to open new connections for further calls."""
         self.none_left = asyncio.Event()
         self.none_left.set()
         self._running = 0
@@ -98,7 +101,9 @@ async def serve_http(settings: DoorSettings, address: tuple[str, int]) -> tuple[
     await runner.setup()
     tls = None if security is None else security.tls
     ssl_context = None if tls is None else tls.context
-    site = BoundedSite(runner, address, ssl_context, connections_max())
+    site = BoundedSite(
+        runner, address, ssl_context, connections_max(), shares_port=settings.shares_ports
+    )
     try:
         await site.start()
     except OSError as error:
@@ -161,6 +166,9 @@ def _counted(calls: CallCount) -> Callable[..., Awaitable[web.StreamResponse]]:
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         with calls.one():
-            return await handler(request)
+            response = await handler(request)
+            if calls.are_last:
+                response.force_close()
+            return response
 
     return count

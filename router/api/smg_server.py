@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 
 from kvferry.errors import ConfigError
-from router.api.grpc_server import SERVER_OPTIONS
+from router.api.grpc_server import server_options
 from router.api.security_guard import OneAccount
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ async def serve_smg(settings: DoorSettings, config: SmgConfig) -> SmgDoor | None
     from router.api.smg_service import SmgService
 
     service = SmgService(settings.router, settings.metrics)
-    server = grpc.aio.server(interceptors=[OneAccount(config.tenant)], options=SERVER_OPTIONS)
+    options = server_options(shares_ports=settings.shares_ports)
+    server = grpc.aio.server(interceptors=[OneAccount(config.tenant)], options=options)
     server.add_generic_rpc_handlers([service.handler()])
     address = f"{config.host}:{config.port}"
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.cluster_state import MemberReport, Phase
+from cluster.member_state import MemberReport, Phase
 from cluster.supervisor import ClusterView
 from kvferry.membership import Membership
 

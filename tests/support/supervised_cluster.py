@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import patch
 
 import grpc
 
 from cluster.cluster_state import ClusterState
-from cluster.launcher import Launcher, MemberHandle, StartOutcome
+from cluster.configurations import Configurations
+from cluster.launcher import FoundProcess, Launcher, MemberHandle, StartOutcome
 from cluster.local_cluster import with_model_directory
 from cluster.members import RouterSpec, members_of
+from cluster.operations import Operations
 from cluster.router_actor import RouterActor
 from cluster.supervisor import Supervisor
+from cluster.takeover import Beginning
 from cluster.worker_process import WorkerProcess
 from engine.model_directory import resolve_model
 from kvferry.clock import MonotonicClock
@@ -27,6 +31,7 @@ from kvferry.config import to_mapping
 from kvferry.rpc.v1 import inference_pb2 as inference
 from kvferry.rpc.v1 import inference_pb2_grpc
 from tests.support.digest_cluster import digest_workers
+from tests.support.fake_members import MemoryStore
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -48,19 +53,29 @@ class SupervisedCluster(Launcher):
         self._contexts = ExitStack()
         clock = MonotonicClock()
         state = ClusterState(members_of(config), 0.1, clock, config.workers)
-        self.supervisor = Supervisor(state, self, clock, config.router.stop_grace_s)
+        beginning = Beginning(state, Configurations({0: config}, 0), 1)
+        self.supervisor = Supervisor(beginning, self, MemoryStore(), clock)
         self.handles: list[MemberHandle] = []
 
-    def launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
+    async def launch(self, spec: MemberSpec, launch: int, config: ClusterConfig) -> MemberHandle:
         """See `Launcher`."""
         made: MemberHandle
+        of_process = with_model_directory(config, Path(self._config.model.path))
         if isinstance(spec, RouterSpec):
-            made = RouterActor(to_mapping(self._config), spec, self.supervisor)
-            made.kill = lambda: None  # type: ignore[attr-defined]
+            control = Operations(self.supervisor)
+            made = cast("MemberHandle", _Router(RouterActor(to_mapping(of_process), spec, control)))
         else:
-            made = _Worker(self._config, spec)
+            made = _Worker(of_process, spec)
         self.handles.append(made)
         return made
+
+    async def living(self) -> list[FoundProcess]:
+        """None but those that the supervisor knows."""
+        return []
+
+    async def has_room(self, spec: MemberSpec) -> bool:
+        """See `Launcher`."""
+        return True
 
     def __enter__(self) -> Self:
         self._contexts.enter_context(digest_workers())
@@ -102,6 +117,22 @@ class SupervisedCluster(Launcher):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_LONG_S)
 
 
+class _Router:
+    """A router, without a process of its own."""
+
+    def __init__(self, actor: RouterActor) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+    async def wait_until_ended(self) -> None:
+        await self._actor.wait_until_ended(_LONG_S)
+
+    async def kill(self) -> None:
+        """Its process is ours."""
+
+
 class _Worker(MemberHandle):
     def __init__(self, config: ClusterConfig, spec: WorkerSpec) -> None:
         self._process = WorkerProcess(config, spec.worker_id, spec.role)
@@ -120,5 +151,5 @@ class _Worker(MemberHandle):
         await asyncio.to_thread(self._process.stop)
         self._ended.set()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         assert self._ended.is_set(), "no worker has to be ended by force"

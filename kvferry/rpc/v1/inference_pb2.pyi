@@ -423,6 +423,60 @@ class RemoveWorkerResponse(_message.Message):
     drained: bool
     def __init__(self, drained: bool = ...) -> None: ...
 
+class ScaleRequest(_message.Message):
+    __slots__ = ("role", "count", "drain_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    count: int
+    drain_s: float
+    def __init__(self, role: _Optional[str] = ..., count: _Optional[int] = ..., drain_s: _Optional[float] = ...) -> None: ...
+
+class ScaleResponse(_message.Message):
+    __slots__ = ("added", "draining")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    added: _containers.RepeatedScalarFieldContainer[str]
+    draining: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, added: _Optional[_Iterable[str]] = ..., draining: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ApplyRequest(_message.Message):
+    __slots__ = ("config", "drain_s")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    config: str
+    drain_s: float
+    def __init__(self, config: _Optional[str] = ..., drain_s: _Optional[float] = ...) -> None: ...
+
+class RestartRequest(_message.Message):
+    __slots__ = ("worker_ids", "drain_s")
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    drain_s: float
+    def __init__(self, worker_ids: _Optional[_Iterable[str]] = ..., drain_s: _Optional[float] = ...) -> None: ...
+
+class RolloutRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RolloutStatus(_message.Message):
+    __slots__ = ("phase", "revision", "replaced", "to_replace", "detail", "changes")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    TO_REPLACE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    revision: int
+    replaced: int
+    to_replace: int
+    detail: str
+    changes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, phase: _Optional[str] = ..., revision: _Optional[int] = ..., replaced: _Optional[int] = ..., to_replace: _Optional[int] = ..., detail: _Optional[str] = ..., changes: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class AuditRequest(_message.Message):
     __slots__ = ("worker_id",)
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]

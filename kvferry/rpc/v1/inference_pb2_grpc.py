@@ -221,6 +221,26 @@ class AdminStub(object):
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
                 response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Scale',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.Apply = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Apply',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ApplyRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
+                _registered_method=True)
+        self.Restart = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Restart',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RestartRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
+                _registered_method=True)
+        self.Rollout = channel.unary_unary(
+                '/kvferry.rpc.v1.Admin/Rollout',
+                request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutRequest.SerializeToString,
+                response_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
+                _registered_method=True)
         self.Traces = channel.unary_unary(
                 '/kvferry.rpc.v1.Admin/Traces',
                 request_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.TracesRequest.SerializeToString,
@@ -272,6 +292,35 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Has so many workers used in a role: starts some, or drains some and ends them. Answers at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Apply(self, request, context):
+        """Has the cluster run under another configuration: replaces whom it concerns, one after the other.
+        Answers at once; `Rollout` tells how far it is. One rollout runs at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restart(self, request, context):
+        """Replaces workers by new processes, like `Apply`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollout(self, request, context):
+        """How far the last rollout is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Traces(self, request, context):
         """What this router remembers of requests: their attempts and phases.
         """
@@ -313,6 +362,26 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RemoveWorker,
                     request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.FromString,
                     response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleResponse.SerializeToString,
+            ),
+            'Apply': grpc.unary_unary_rpc_method_handler(
+                    servicer.Apply,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.ApplyRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.SerializeToString,
+            ),
+            'Restart': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restart,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RestartRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.SerializeToString,
+            ),
+            'Rollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollout,
+                    request_deserializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutRequest.FromString,
+                    response_serializer=kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.SerializeToString,
             ),
             'Traces': grpc.unary_unary_rpc_method_handler(
                     servicer.Traces,
@@ -461,6 +530,114 @@ class Admin(object):
             '/kvferry.rpc.v1.Admin/RemoveWorker',
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerRequest.SerializeToString,
             kvferry_dot_rpc_dot_v1_dot_inference__pb2.RemoveWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Scale',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Apply(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Apply',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.ApplyRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Restart',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RestartRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvferry.rpc.v1.Admin/Rollout',
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutRequest.SerializeToString,
+            kvferry_dot_rpc_dot_v1_dot_inference__pb2.RolloutStatus.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,9 +6,9 @@ import pytest
 
 from cluster import cli, console
 from cluster.client import Client
-from cluster.cluster_state import MemberReport, Phase
 from cluster.commands import ask, flags, local
 from cluster.local_cluster import check_security
+from cluster.member_state import MemberReport, Phase
 from cluster.supervisor import ClusterView
 from kvferry.config import ClusterConfig, settings
 from kvferry.membership import Membership
@@ -156,7 +156,7 @@ def test_the_exit_code_of_an_audit_says_what_it_found(failure, code, monkeypatch
 
 @pytest.mark.parametrize("name", ["router.port", "router.http.port", "router.smg.port"])
 def test_port_in_use_is_told_before_anything_is_started(name, monkeypatch, capsys):
-    monkeypatch.setattr(local, "_resolved", lambda config: config)
+    monkeypatch.setattr(local, "resolved", lambda config: config)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         other = [] if name == "router.port" else ["--router.port", "0"]

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cluster_state import ClusterState, Kill, Launch, Phase, Stop
+from cluster.cluster_state import ClusterState, Kill, Launch, Stop
+from cluster.member_state import Phase
 from cluster.members import RouterInfo, RouterSpec, WorkerSpec
 from kvferry.clock import ManualClock
 from kvferry.config import WorkerGroupConfig, WorkersConfig

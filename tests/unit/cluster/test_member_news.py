@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.cluster_state import Phase
 from cluster.member_news import MemberNews
+from cluster.member_state import Phase
 from tests.support.cluster_views import view_of
 
 

@@ -34,7 +34,7 @@ def test_requests_have_the_grace_that_is_set(monkeypatch):
         actor = RouterActor(to_mapping(config), RouterSpec("r", "127.0.0.1", 0, 0), control=None)
         actor._router = router
         await actor.stop()
-        await actor.wait_until_ended()
+        assert await actor.wait_until_ended(0.0)
 
     asyncio.run(scenario())
     assert router.told == [7.5, "stop"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cluster_state import MemberReport, Phase
+from cluster.member_state import MemberReport, Phase
 from cluster.startup import ClusterStartFailed, wait_until_serving
 from cluster.supervisor import ClusterView
 from kvferry.errors import DeadlineExceeded

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cluster.cluster_state import Phase
+from cluster.member_state import Phase
 from cluster.stay import ClusterGone, stay
 from kvferry.clock import ManualClock
 from kvferry.errors import WorkerUnavailable

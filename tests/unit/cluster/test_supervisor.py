@@ -7,125 +7,14 @@ import asyncio
 import pytest
 
 from cluster import supervisor as supervisor_module
-from cluster.cluster_state import ClusterState, Phase
-from cluster.launcher import MemberEnded, StartRefused
-from cluster.members import RouterInfo, RouterSpec, WorkerSpec
-from cluster.supervisor import Supervisor
-from kvferry.clock import MonotonicClock
+from cluster.launcher import StartRefused
+from cluster.member_state import Phase
+from cluster.members import WorkerSpec
+from cluster.operations import Operations
 from kvferry.errors import InvalidInput, UnknownWorker, WorkerUnavailable
-from kvferry.ids import Incarnation, WorkerId
-from kvferry.membership import Role, WorkerInfo
-
-ROUTER = RouterSpec("router-0", "127.0.0.1", 0, 0)
-DECODE = WorkerSpec(WorkerId("decode-0"), Role.DECODE, 1.0, 0.0, 1)
-BACKOFF_S = 0.01
-LONG_S = 60.0
-
-
-class FakeMember:
-    def __init__(self, spec, launch, refusal=None, stop_hangs=False):
-        self.spec = spec
-        self.launch = launch
-        self.refusal = refusal
-        self.stop_hangs = stop_hangs
-        self.end = asyncio.get_running_loop().create_future()
-        self.memberships = asyncio.Queue()
-        self.stops = 0
-        self.kills = 0
-        self.alive = True
-        self.kill_error = None
-        self.reached = ()
-        self.works_at = {}
-        self.log = []
-
-    async def start(self):
-        await asyncio.sleep(0)
-        if self.refusal is not None:
-            return self.refusal
-        if isinstance(self.spec, RouterSpec):
-            return RouterInfo(self.spec.name, self.spec.host, 7000, 7001, pid=1)
-        return WorkerInfo(
-            self.spec.worker_id, self.spec.role, Incarnation(self.launch), "127.0.0.1:1"
-        )
-
-    async def wait_until_ended(self):
-        await asyncio.shield(self.end)
-
-    async def is_alive(self):
-        return self.alive
-
-    async def set_membership(self, membership):
-        self.memberships.put_nowait(membership)
-
-    async def reached_workers(self):
-        if self.end.done():
-            raise MemberEnded("killed")
-        return self.reached
-
-    async def has_work_at(self, worker_id):
-        if self.end.done():
-            raise MemberEnded("killed")
-        return self.works_at.get(worker_id, False)
-
-    async def stop(self):
-        self.stops += 1
-        self.log.append(f"{self.spec.name} stops")
-        await asyncio.sleep(0.01)
-        self.log.append(f"{self.spec.name} has stopped")
-        self.alive = False
-        if self.stop_hangs:
-            raise MemberEnded("gone before it could stop")
-
-    def kill(self):
-        self.kills += 1
-        if self.kill_error is not None:
-            raise self.kill_error
-
-    def die(self):
-        self.end.set_exception(MemberEnded("killed"))
-        self.end.exception()  # asyncio complains of exceptions that nobody looked at
-
-
-class FakeLauncher:
-    def __init__(self, **options):
-        self.members = {}
-        self.log = []
-        self.failures = {}
-        self.options = options
-
-    def launch(self, spec, launch):
-        if (spec.name, launch) in self.failures:
-            raise self.failures[spec.name, launch]
-        member = FakeMember(spec, launch, **self.options)
-        member.log = self.log
-        self.members[spec.name, launch] = member
-        return member
-
-
-def supervise(scenario, specs=(ROUTER, DECODE), router_grace_s=0.0, **options):
-    """Run `scenario(supervisor, launcher)` beside a running supervisor, then stop it."""
-
-    async def run():
-        launcher = FakeLauncher(**options)
-        state = ClusterState(specs, BACKOFF_S, MonotonicClock())
-        supervisor = Supervisor(state, launcher, MonotonicClock(), router_grace_s)
-        loop = asyncio.create_task(supervisor.run())
-        try:
-            async with asyncio.timeout(LONG_S):
-                await scenario(supervisor, launcher)
-        finally:
-            await supervisor.stop()
-            await loop
-        return supervisor, launcher
-
-    return asyncio.run(run())
-
-
-async def until(supervisor, condition):
-    view = supervisor.view()
-    while not condition(view):
-        view = await supervisor.wait_for_change(view.changes, LONG_S)
-    return view
+from kvferry.ids import WorkerId
+from kvferry.membership import Role
+from tests.support.fake_members import DECODE, LONG_S, ROUTER, supervise, until
 
 
 def test_a_cluster_becomes_complete_and_its_router_learns_the_workers():
@@ -183,7 +72,7 @@ def test_a_refusal_to_start_is_reported_with_its_reason():
     async def scenario(supervisor, launcher):
         view = await until(supervisor, lambda view: view.reports[0].failed_for_good)
         assert view.reports[0].last_end == "cache.memory_bytes: too small"
-        assert launcher.members["decode-0", 1].kills == 1
+        await launcher.members["decode-0", 1].killed.wait()
 
     refusal = StartRefused("cache.memory_bytes: too small", for_good=True)
     supervise(scenario, specs=(DECODE,), refusal=refusal)
@@ -299,7 +188,7 @@ def test_a_fault_of_ours_in_a_watcher_ends_supervision_visibly(monkeypatch):
 
     async def scenario(supervisor, launcher):
         await until(supervisor, lambda view: view.is_complete)
-        monkeypatch.setattr(supervisor._state, "ended", fail)
+        monkeypatch.setattr(supervisor.state, "ended", fail)
         launcher.members["decode-0", 1].die()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 0.2)
@@ -330,7 +219,7 @@ def test_a_worker_is_ended_when_nobody_needs_it_any_more(quick_drain, quick_heal
         await until(supervisor, lambda view: view.is_complete)
         router, leaving = launcher.members["router-0", 1], launcher.members["decode-0", 1]
         router.works_at["decode-0"] = True
-        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        removal = asyncio.create_task(Operations(supervisor).remove_worker("decode-0", LONG_S))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(removal), 0.05)
         draining = {w.worker_id: w.is_draining for w in membership_of(router).workers}
@@ -351,7 +240,7 @@ def test_a_drain_has_a_deadline(quick_drain):
     async def scenario(supervisor, launcher):
         await until(supervisor, lambda view: view.is_complete)
         launcher.members["router-0", 1].works_at["decode-0"] = True
-        assert not await supervisor.remove_worker("decode-0", 0.02)
+        assert not await Operations(supervisor).remove_worker("decode-0", 0.02)
         assert launcher.members["decode-0", 1].stops == 1
 
     supervise(scenario, specs=TWO)
@@ -367,7 +256,7 @@ def test_a_router_that_does_not_know_yet_is_waited_for(quick_drain, monkeypatch)
             await heard.wait()
 
         monkeypatch.setattr(router, "set_membership", slow)
-        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        removal = asyncio.create_task(Operations(supervisor).remove_worker("decode-0", LONG_S))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(removal), 0.05)
         heard.set()
@@ -380,7 +269,7 @@ def test_a_worker_that_dies_while_it_drains_is_not_started_again(quick_drain):
     async def scenario(supervisor, launcher):
         await until(supervisor, lambda view: view.is_complete)
         launcher.members["router-0", 1].works_at["decode-0"] = True
-        removal = asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S))
+        removal = asyncio.create_task(Operations(supervisor).remove_worker("decode-0", LONG_S))
         await until(supervisor, lambda view: any(w.is_draining for w in view.membership.workers))
         launcher.members["decode-0", 1].die()
         assert not await removal
@@ -393,16 +282,16 @@ def test_a_worker_that_dies_while_it_drains_is_not_started_again(quick_drain):
 def test_workers_are_added_and_change_their_role():
     async def scenario(supervisor, launcher):
         await until(supervisor, lambda view: view.is_complete)
-        assert await supervisor.add_worker(Role.DECODE) == "decode-1"
+        assert await Operations(supervisor).add_worker(Role.DECODE) == "decode-1"
         await until(supervisor, lambda view: len(view.membership.workers) == 2)
-        await supervisor.set_role("decode-0", Role.PREFILL)
+        await Operations(supervisor).set_role("decode-0", Role.PREFILL)
         roles = {w.worker_id: w.role for w in supervisor.view().membership.workers}
         assert roles == {"decode-0": Role.PREFILL, "decode-1": Role.DECODE}
         assert launcher.members["decode-0", 1].stops == 0
         with pytest.raises(InvalidInput):
-            await supervisor.remove_worker("decode-1", LONG_S)
+            await Operations(supervisor).remove_worker("decode-1", LONG_S)
         with pytest.raises(UnknownWorker):
-            await supervisor.remove_worker("decode-7", LONG_S)
+            await Operations(supervisor).remove_worker("decode-7", LONG_S)
 
     supervise(scenario)
 
@@ -413,13 +302,15 @@ def test_a_cluster_that_stops_takes_no_orders_and_breaks_off_a_drain(quick_drain
     async def scenario(supervisor, launcher):
         await until(supervisor, lambda view: view.is_complete)
         launcher.members["router-0", 1].works_at["decode-0"] = True
-        removals.append(asyncio.create_task(supervisor.remove_worker("decode-0", LONG_S)))
+        removals.append(
+            asyncio.create_task(Operations(supervisor).remove_worker("decode-0", LONG_S))
+        )
         await until(supervisor, lambda view: any(w.is_draining for w in view.membership.workers))
         await supervisor.stop()
         with pytest.raises(WorkerUnavailable, match="the cluster is stopping"):
             await removals[0]
         with pytest.raises(WorkerUnavailable, match="the cluster is stopping"):
-            await supervisor.add_worker(Role.DECODE)
+            await Operations(supervisor).add_worker(Role.DECODE)
 
     _, launcher = supervise(scenario, specs=TWO)
     assert {member.kills for member in launcher.members.values()} == {1}

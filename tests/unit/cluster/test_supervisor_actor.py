@@ -8,6 +8,7 @@ from cluster import supervisor_actor
 from cluster.supervisor import Supervisor
 from cluster.supervisor_actor import SupervisorActor
 from kvferry.config import ClusterConfig, to_mapping
+from tests.support.fake_members import MemoryStore
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +21,11 @@ class NoLauncher:
     def __init__(self, config):
         pass
 
-    def launch(self, spec, launch):
+    async def launch(self, spec, launch, config):
         raise OSError("nothing starts here")
+
+    async def living(self):
+        return []
 
 
 async def run_actor(exits):
@@ -31,7 +35,7 @@ async def run_actor(exits):
         exits.append(code)
         exited.set()
 
-    actor = SupervisorActor(to_mapping(ClusterConfig()), NoLauncher, exit_process)
+    actor = SupervisorActor(to_mapping(ClusterConfig()), NoLauncher, MemoryStore, exit_process)
     await actor.start()
     return actor, exited
 
