@@ -117,10 +117,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         finally:
             down = running.down()
         assert down.returncode == 0, down.stdout + down.stderr
-        assert down.stdout == "stopped\n"
+        # Before that Ray may tell of a node that is gone.
+        assert down.stdout.endswith("stopped\n"), down.stdout
         for node in nodes.nodes:
             assert node.host.pids(), f"Ray has ended on {node.host.name}"
-        assert running.down().stdout == "no kvferry cluster 'kvferry' was there\n"
+        assert running.down().stdout.endswith("no kvferry cluster 'kvferry' was there\n")
 
 
 def test_members_are_spread_and_found_under_the_addresses_of_their_nodes(cluster):

@@ -28,12 +28,12 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
-    # A node that answers that nobody is there is dead after 3 s. One that does not answer at all
-    # is so after 33 s: a network that is cut for 20 s brings it back.
+    # A node that answers that nobody is there is dead after 6 s. One that does not answer at all
+    # fails two checks in the 20 s for which a test cuts it off, and one more when it is back.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "10000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_failure_threshold": "6",
 }
 
 
