@@ -166,6 +166,8 @@ def suffer(cluster: Cluster, clients: int, pause: Callable[[], None]) -> None:
             cluster.wait_for_workers(WORKERS | {added})
             pause()
             _cut(cluster, b)
+            # Ray takes a connection that broke for the end of an actor, which is started anew.
+            cluster.wait_for_workers(WORKERS | {added})
             pause()
             operator.remove_worker(added, 60.0)
             pause()
