@@ -162,16 +162,16 @@ def suffer(cluster: Cluster, clients: int, pause: Callable[[], None]) -> None:
             _kill_and_restart(cluster, c)
             pause()
             operator.set_role("prefill-1", "prefill")
+            _kill_and_restart(cluster, b)
+            pause()
             added = operator.add_worker("decode")
             cluster.wait_for_workers(WORKERS | {added})
             pause()
-            _cut(cluster, b)
+            _cut(cluster, max(b, c, key=lambda node: len(cluster.on(node))))
             # Ray takes a connection that broke for the end of an actor, which is started anew.
             cluster.wait_for_workers(WORKERS | {added})
             pause()
             operator.remove_worker(added, 60.0)
-            pause()
-            _kill_and_restart(cluster, b)
             pause()
     finally:
         load.stop()
@@ -195,6 +195,7 @@ def _kill_and_restart(cluster: Cluster, node: RayNode) -> None:
 
 
 def _cut(cluster: Cluster, node: RayNode) -> None:
+    assert cluster.on(node), f"nobody is cut off with {node.host.name}"
     cluster.nodes.network.cut(node.host)
     time.sleep(CUT_S)
     cluster.nodes.network.mend(node.host)
