@@ -197,7 +197,7 @@ class _RayControl(ClusterControl):
         return answer
 
     async def apply(self, config: ClusterConfig, drain_s: float) -> RolloutReport:
-        answer: RolloutReport = await _order("apply", config, drain_s)
+        answer: RolloutReport = await _order("apply", to_mapping(config), drain_s)
         return answer
 
     async def restart(self, worker_ids: Sequence[str], drain_s: float) -> RolloutReport:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from cluster.cluster_record import RecordStore
     from cluster.launcher import Launcher
-    from kvferry.config import ClusterConfig
     from kvferry.membership import Role
     from router.cluster_control import RolloutReport, ScaleOutcome
 
@@ -93,10 +92,12 @@ class SupervisorActor:
         _, operations = await self._started()
         return await _outcome(operations.scale(role, count, drain_s))
 
-    async def apply(self, config: ClusterConfig, drain_s: float) -> RolloutReport | KvferryError:
-        """See `Operations.apply`."""
+    async def apply(
+        self, config: Mapping[str, Any], drain_s: float
+    ) -> RolloutReport | KvferryError:
+        """See `Operations.apply`. Raises `ConfigError` for values that were not checked before."""
         _, operations = await self._started()
-        return await _outcome(operations.apply(config, drain_s))
+        return await _outcome(operations.apply(config_from_mapping(config), drain_s))
 
     async def restart(
         self, worker_ids: Sequence[str], drain_s: float
