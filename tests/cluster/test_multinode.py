@@ -138,6 +138,7 @@ def test_a_second_cluster_of_the_same_name_is_refused(cluster):
     assert cluster.status().workers
 
 
+@pytest.mark.slow
 def test_no_answer_is_lost_or_wrong_while_nodes_die(cluster):
     suffer(cluster, clients=4, pause=lambda: None)
 
