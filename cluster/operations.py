@@ -22,6 +22,7 @@ from cluster.rollout_plan import (
     change_between,
     concerned,
     decoding_first,
+    with_hosts_of,
 )
 from kvferry.errors import (
     ConfigError,
@@ -104,6 +105,7 @@ class Operations:
         """Have the cluster run under another configuration. Returns at once; `report` tells how far
         it is. Raises `ConfigError` for a setting that cannot be changed, `RolloutRunning`."""
         self._check_free()
+        config = with_hosts_of(self._configs.current, config)
         change = change_between(self._configs.current, config)
         if change.replaces_routers:
             await self._check_hand_over(change.names)

@@ -6,11 +6,12 @@ workers of the old and the new configuration then serve different routers (a new
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from cluster.members import RouterSpec, WorkerSpec
+from kvferry.addresses import AUTO
 from kvferry.config import to_mapping
 from kvferry.errors import ConfigError
 from kvferry.membership import Role
@@ -103,6 +104,16 @@ class ConfigChange:
     """Whose workers have to be replaced."""
     replaces_routers: bool
     is_new_lineage: bool
+
+
+def with_hosts_of(old: ClusterConfig, new: ClusterConfig) -> ClusterConfig:
+    """The new configuration with the hosts that it leaves to the nodes as they are: `serve` has put
+    loopback there."""
+    if new.worker_host == AUTO:
+        new = replace(new, worker_host=old.worker_host)
+    if new.router.host == AUTO:
+        new = replace(new, router=replace(new.router, host=old.router.host))
+    return new
 
 
 def change_between(old: ClusterConfig, new: ClusterConfig) -> ConfigChange:

@@ -183,8 +183,10 @@ CONSOLE_ANSWER_KEPT_S = 0.5
 
 SESSION_CONNECT_TIMEOUT_S = 5.0
 WORKER_STATUS_TIMEOUT_S = 2.0
-WORKER_START_TIMEOUT_S = 120.0
-"""Loading a converted model takes seconds; a first import of torch on a cold disk up to 60."""
+WORKER_START_TIMEOUT_S = 300.0
+"""Loading a converted model takes seconds, a first import of torch on a cold disk up to 60. Kernels
+that no process of the machine has compiled yet take 20 on two idle cores; on a machine with a load
+of 15 a start was not done after 120."""
 
 AUDIT_TIMEOUT_S = 20.0
 """How long a worker may take to come to an audit and run it: a step, seconds at most on a busy

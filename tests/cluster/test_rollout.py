@@ -1,0 +1,59 @@
+"""A cluster of real processes gets other configurations while clients ask it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.asking_clients import asking_clients
+from tests.support.local_cluster import SMALL, local_cluster
+
+if TYPE_CHECKING:
+    from tests.support.local_cluster import RunningCluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+
+def order(cluster: RunningCluster, *words: str) -> str:
+    """What the command line says."""
+    command = [sys.executable, "-m", "cluster.cli", *words, "--address", cluster.address]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=300, check=True
+    ).stdout
+
+
+def apply(cluster: RunningCluster, **changes: object) -> str:
+    given = SMALL | {name.replace("__", "."): value for name, value in changes.items()}
+    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    return order(cluster, "apply", *flags)
+
+
+def names(cluster: RunningCluster) -> dict[str, str]:
+    return {worker.worker_id: worker.role for worker in cluster.status().workers}
+
+
+def test_configurations_change_and_nobody_notices() -> None:
+    with local_cluster() as cluster, asking_clients(cluster.address) as clients:
+        told = apply(cluster, scheduler__queue_max=100)
+        assert "changes: scheduler.queue_max" in told
+        assert "2 of 2 replaced" in told
+        assert "decode-0" not in names(cluster)
+        clients.wait_for_answers(2)
+        assert "done, 1 of 1 replaced" in apply(
+            cluster, scheduler__queue_max=100, router__requests_max=100
+        )
+        clients.wait_for_answers(2)
+        # Another context length is another model to routers: nothing of the old one is mixed in.
+        before = names(cluster)
+        told = apply(
+            cluster,
+            scheduler__queue_max=100,
+            router__requests_max=100,
+            model__context_length=2048,
+        )
+        assert "3 of 3 replaced" in told
+        assert len(names(cluster)) == len(before)
+        clients.wait_for_answers(2)
