@@ -8,6 +8,6 @@ May import: `mem_cache`, `kvferry`, torch, grpc. Never `engine`, never a role, n
 Reading order: `protocol` (pure: who may say what, when), `hosts` (what a worker implements);
 `chunk_header`, `outgoing` and `incoming` (what link threads do, and when they may), `links` (the
 transports); `wire`, `events`, `session`, `session_links` and `session_hub`; then `endpoint`,
-`trace`, `outgoing_link`, `prompt_times`, `source_side`, `transfer_rate`, `sink_side` and `driver`,
-which connect the protocol to sessions, links and pools.
+`trace`, `outgoing_link`, `prompt_times`, `source_side`, `transfer_rate`, `fetch_failure`,
+`sink_side`, `handoff_views` and `driver`, which connect the protocol to sessions, links and pools.
 """

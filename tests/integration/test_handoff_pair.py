@@ -283,7 +283,9 @@ def test_doubled_messages_change_nothing(pair):
     # The doubled receipt finds the handoff closed.
     pair.until(lambda: pair.prefill.driver.counters["late_messages"] == 1)
     assert_bytes(pair.decode, pair.decode.sink.kvs[key], prompt)
-    assert pair.decode.driver.counters["duplicate_messages"] >= 2
+    counted = pair.decode.driver.counters
+    # A double that comes when its handoff is over is a late one.
+    assert counted["duplicate_messages"] + counted["late_messages"] >= 2
     assert pair.prefill.driver.counters["duplicate_messages"] >= 1
     assert pair.decode.driver.counters["illegal_messages"] == 0
     pair.decode.sink.release(key)

@@ -33,7 +33,9 @@ SERVED = "test-model"
 CONFIG = ClusterConfig(
     model=ModelConfig(served_name=SERVED, context_length=512),
     cache=CacheConfig(page_size=4),
-    router=RouterConfig(requests_max=8, request_timeout_s=50.0, status_interval_s=0.05),
+    router=RouterConfig(
+        host="127.0.0.1", requests_max=8, request_timeout_s=50.0, status_interval_s=0.05
+    ),
 )
 
 

@@ -108,7 +108,10 @@ def told(message: SessionMessage) -> str:
     return " ".join(words)
 
 
-_SILENT = {"store_value", "sampling", "cache_use", "layout_hash", "hit_tokens", "host_hit_tokens"}
+_SILENT = {
+    *("store_value", "sampling", "cache_use", "layout_hash", "hit_tokens", "host_hit_tokens"),
+    "marks",
+}
 
 
 def host_moves(world: SimWorld) -> list[Move]:
