@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -64,6 +65,8 @@ class RayLauncher(Launcher):
         of them on its one node."""
         tree = config_from_mapping(config)
         self._places = RayPlaces(tree.placement.strategy) if on_many_nodes else None
+        self._placing = threading.Lock()
+        """One member at a time: where the next one goes depends on where this one went."""
         self._ask_resources = functools.partial(ask_for_workers, groups=tree.workers)
 
     async def launch(self, spec: MemberSpec, launch: int, config: ClusterConfig) -> MemberHandle:
@@ -71,7 +74,8 @@ class RayLauncher(Launcher):
         return await asyncio.to_thread(self._launch, spec, launch, to_mapping(config))
 
     def _launch(self, spec: MemberSpec, launch: int, config: Mapping[str, Any]) -> MemberHandle:
-        place = None if self._places is None else self._places.reserve(spec, launch)
+        with self._placing:
+            place = None if self._places is None else self._places.reserve(spec, launch)
         options = {} if place is None else place.options
         match spec:
             case WorkerSpec():

@@ -103,7 +103,9 @@ class RayNode:
     def run(self, *arguments: object, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """`kvferry ...` on this node."""
         command = (sys.executable, "-m", "cluster.cli", *arguments)
-        return self.host.run(*command, timeout_s=timeout_s, env=node_environment())
+        # Otherwise Ray asks a file that whatever starts Ray on this machine writes.
+        address = {"RAY_ADDRESS": f"{self._head.address}:{_PORT}"}
+        return self.host.run(*command, timeout_s=timeout_s, env=node_environment() | address)
 
     def logs(self, characters: int = 2000) -> str:
         """The ends of what our members on this node have written."""
