@@ -32,16 +32,20 @@ class Arena:
     def __init__(self, cluster: InProcessCluster, cuts: Cuts) -> None:
         self.cluster = cluster
         self.cuts = cuts
+        self._asked = 0
 
     def ask(
         self, name: str, *cuts: int, traceparent: str = "", **sampling: object
     ) -> inference.RequestTrace:
         """Ask for an answer of 8 tokens; what is remembered of it then."""
         self.cuts.after.extend(cuts)
+        self._asked += 1
+        # A beginning of its own: what moves does not depend on which tests ran before.
+        ids = [100 + self._asked, *PROMPT[1:]]
         params = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.0}
         request = inference.GenerateRequest(
             request_id=name,
-            token_ids=inference.TokenIds(ids=PROMPT),
+            token_ids=inference.TokenIds(ids=ids),
             sampling=inference.SamplingParams(**params | sampling),
         )
         metadata = [("traceparent", traceparent)] if traceparent else []
