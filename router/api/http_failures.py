@@ -72,7 +72,7 @@ def error_response(error: KvferryError | HttpRefusal, names: FieldNames = NO_NAM
 
 def library_refusal(request: web.BaseRequest, error: web.HTTPException) -> web.Response:
     """What the library itself refuses: paths, methods and expectations that are not served."""
-    path = request.path[:128]
+    path = request.rel_url.raw_path[:128]
     if isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted({*error.allowed_methods, "OPTIONS"}))
         if request.method == "OPTIONS":

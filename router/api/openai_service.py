@@ -65,7 +65,8 @@ class OpenAiService:
         routes.add_post("/v1/chat/completions", self.chat)
         routes.add_post("/v1/completions", self.completions)
         routes.add_get("/v1/models", self.models)
-        routes.add_get("/v1/models/{model:.+}", self.model)
+        # Any name: a line break in one is unknown, not another path.
+        routes.add_get(r"/v1/models/{model:[\s\S]+}", self.model)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""

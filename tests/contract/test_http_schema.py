@@ -79,10 +79,16 @@ def ask(url: str, label: str, mode: GenerationMode, examples: int) -> None:
 
 def names_its_field(error: dict[str, Any]) -> None:
     """By `param`, or with the message's first word."""
-    field, _, problem = error["message"].partition(":")
+    message, param = error["message"], error["param"]
+    if param is None:
+        field, _, problem = message.partition(":")
+        assert " " not in field.split("(")[0].strip(), error
+    else:
+        # Keys below a field are the client's own, with spaces and colons in them.
+        assert message.startswith(f"{param}: "), error
+        assert " " not in param.partition(".")[0], error
+        problem = message.removeprefix(f"{param}: ")
     assert problem.strip(), error
-    assert field == (error["param"] or field)
-    assert " " not in field.split("(")[0].strip(), error
 
 
 @pytest.mark.parametrize("label", OPERATIONS)

@@ -190,9 +190,10 @@ def test_models(directory: Path) -> None:
     async def test(bench: RouterBench, client: openai.AsyncOpenAI) -> None:
         assert [model.id async for model in client.models.list()] == [SERVED]
         assert (await client.models.retrieve(SERVED)).id == SERVED
-        with pytest.raises(openai.NotFoundError) as caught:
-            await client.models.retrieve("other")
-        assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+        for name in ("other", " \n0", "a/b"):
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.models.retrieve(name)
+            assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
 
     run(directory, test, says("a"))
 

@@ -109,6 +109,7 @@ def test_what_http_itself_refuses(directory: Path) -> None:
             ("POST", TEXT, io.BytesIO(b" " * (2**24 + 1)), json_type, 413, "16777216"),
             ("GET", TEXT, None, {}, 405, "POST"),
             ("GET", "/v2", None, {}, 404, "/v2"),
+            ("GET", "/v2/a%20b", None, {}, 404, "/v2/a%20b: there is no such path"),
             ("POST", TEXT, b"{}", json_type | {"x-request-id": "\xe9"}, 400, "x-request-id"),
             ("POST", TEXT, b"{}", json_type | {"x-kvferry-timeout-s": "x"}, 400, "x-kvferry-time"),
             ("POST", TEXT, b"{}", json_type | {"x-kvferry-timeout-s": "nan"}, 400, "x-kvferry-t"),

@@ -76,7 +76,8 @@ class ConsolePage:
         """The file that the path names. Raises `HttpRefusal` where there is none."""
         file = self._files.get(request.match_info.get("file") or _INDEX)
         if file is None:
-            raise HttpRefusal(404, "not_found", f"{request.path[:128]}: there is no such path")
+            path = request.rel_url.raw_path[:128]
+            raise HttpRefusal(404, "not_found", f"{path}: there is no such path")
         headers = {**GUARDS, "ETag": file.tag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == file.tag:
             return web.Response(status=304, headers=headers)
