@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from router.load import Loads
     from router.policy import ClusterView
 
@@ -22,6 +28,24 @@ class PrefillLane(NamedTuple):
     """Of the backlog, what goes before prompts that go first."""
 
 
+class LaneColumns(NamedTuple):
+    """All of them, as columns: of a thousand workers, a tuple of lanes takes a millisecond to make,
+    and every request asks for it."""
+
+    backlog_tokens: NDArray[np.int64]
+    tokens_per_s: NDArray[np.float64]
+    first_tokens: NDArray[np.int64]
+
+    @staticmethod
+    def of(lanes: Sequence[PrefillLane]) -> LaneColumns:
+        """These lanes."""
+        return LaneColumns(
+            np.array([lane.backlog_tokens for lane in lanes], dtype=np.int64),
+            np.array([lane.tokens_per_s for lane in lanes], dtype=np.float64),
+            np.array([lane.first_tokens for lane in lanes], dtype=np.int64),
+        )
+
+
 @dataclass(frozen=True)
 class FleetCapacity:
     """What the workers can have in hand at one moment. Without slots, because a request asks for
@@ -31,23 +55,33 @@ class FleetCapacity:
     """Sequences decoded together, over all workers. 0: nobody decodes."""
     kv_tokens: int | None
     """Slots of all workers that decode; None if unknown."""
-    lanes: tuple[PrefillLane, ...]
+    lanes: tuple[PrefillLane, ...] | LaneColumns
+
+    @cached_property
+    def columns(self) -> LaneColumns:
+        """The lanes."""
+        return self.lanes if isinstance(self.lanes, LaneColumns) else LaneColumns.of(self.lanes)
+
+    @cached_property
+    def lanes_count(self) -> int:
+        """How many there are."""
+        return int(self.columns.backlog_tokens.size)
 
     @cached_property
     def backlog_tokens(self) -> int:
         """Of all lanes."""
-        return sum(lane.backlog_tokens for lane in self.lanes)
+        return int(self.columns.backlog_tokens.sum())
 
     @cached_property
     def least_backlog_tokens(self) -> int:
         """Of the lane that has least to do."""
-        return min((lane.backlog_tokens for lane in self.lanes), default=0)
+        return int(self.columns.backlog_tokens.min()) if self.lanes_count else 0
 
     @cached_property
     def for_first(self) -> FleetCapacity:
         """As a prompt finds it that goes first: the others do not come before it."""
-        lanes = tuple(lane._replace(backlog_tokens=lane.first_tokens) for lane in self.lanes)
-        return FleetCapacity(self.places, self.kv_tokens, lanes)
+        _, rates, first = self.columns
+        return FleetCapacity(self.places, self.kv_tokens, LaneColumns(first, rates, first))
 
     def found_by(self, goes_first: bool) -> FleetCapacity:
         """As a prompt finds it."""
@@ -56,8 +90,9 @@ class FleetCapacity:
     @cached_property
     def lane_tokens_per_s(self) -> float | None:
         """Mean of the lanes that were measured; None if none was."""
-        rates = [lane.tokens_per_s for lane in self.lanes if lane.tokens_per_s > 0.0]
-        return sum(rates) / len(rates) if rates else None
+        rates = self.columns.tokens_per_s
+        measured = int(np.count_nonzero(rates > 0.0))
+        return float(rates.sum()) / measured if measured else None
 
     def least_s(self, prompt_tokens: int) -> float:
         """A prompt alone, at a worker that has nothing else to do; 0 where no rate is known."""
@@ -72,12 +107,14 @@ def fleet_capacity(
     sequences are what one of these decodes together."""
     decoders = decode.sequences.size
     computing = prefill if prefill.sequences.size else decode
-    backlog, rates = computing.prefill_tokens.tolist(), computing.prefill_tokens_per_s.tolist()
     slots = kv_slots_per_worker
+    lanes = LaneColumns(
+        computing.prefill_tokens, computing.prefill_tokens_per_s, computing.first_tokens
+    )
     return FleetCapacity(
         places=decoders * running_max,
         kv_tokens=None if slots is None else decoders * slots,
-        lanes=tuple(map(PrefillLane, backlog, rates, computing.first_tokens.tolist())),
+        lanes=lanes,
     )
 
 

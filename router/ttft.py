@@ -126,7 +126,7 @@ class TtftModel:
         rate = capacity.lane_tokens_per_s
         if rate is not None:
             # What the least busy worker has left is part of the service.
-            lanes = len(capacity.lanes)
+            lanes = capacity.lanes_count
             others = capacity.backlog_tokens - lanes * capacity.least_backlog_tokens
             prompts_tokens = others + before.undispatched + before.ahead.prompt_tokens
             prompts_s = prompts_tokens / (lanes * rate)
@@ -134,7 +134,7 @@ class TtftModel:
 
     def turn_s(self, work: Work, places: int, capacity: FleetCapacity) -> float:
         """For how long a request takes all that the workers can do."""
-        rate, lanes = capacity.lane_tokens_per_s, len(capacity.lanes)
+        rate, lanes = capacity.lane_tokens_per_s, capacity.lanes_count
         prompt_s = work.prompt_tokens / (lanes * rate) if rate is not None else 0.0
         hold_s = _UNKNOWN_HOLD_S if self.hold_s is None else self.hold_s
         return max(prompt_s, work.sequences * hold_s / places)

@@ -213,10 +213,10 @@ def test_capacity_follows_what_is_dispatched_reported_and_who_is_there() -> None
         assert bench.fleet.capacity(running_max=8).backlog_tokens == 0
         bench.clients[0].waiting_tokens = 70
         await bench.fleet.recheck([p.worker_id])
-        assert bench.fleet.capacity(running_max=8).lanes[0].backlog_tokens == 70
+        assert bench.fleet.capacity(running_max=8).backlog_tokens == 70
         # Without a worker for prompts whoever decodes computes them.
         await bench.members(d)
-        assert bench.fleet.capacity(running_max=8).lanes[0].backlog_tokens == 0
+        assert bench.fleet.capacity(running_max=8).backlog_tokens == 0
         await bench.members()
         assert bench.fleet.capacity(running_max=8).places == 0
 
