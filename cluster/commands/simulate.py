@@ -1,0 +1,109 @@
+"""`simulate`: play a trace against a cluster in simulated time."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.flags import add_command, add_settings, config_of
+from kvferry.errors import InvalidInput
+from simulator.run_record import run_record
+from simulator.settings import SimSettings
+from simulator.step_times import StepTimes, read_step_times
+from simulator.workload import generated, read_mooncake
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from simulator.run_columns import RunColumns
+    from simulator.workload import Workload
+
+_GENERATED = "generated"
+
+
+def add(commands: Any) -> None:
+    """Add the command of this file."""
+    text = "play a trace against a cluster in simulated time"
+    command = add_command(commands, "simulate", _simulate, text)
+    add_settings(command)
+    command.usage = "%(prog)s --trace PATH [--requests N] [--rate R] [--SETTING VALUE ...]"
+    group = command.add_argument_group("what is simulated")
+    group.add_argument("--prefill", type=int, help="workers; default: workers.prefill.count")
+    group.add_argument("--decode", type=int, help="workers; default: workers.decode.count")
+    group.add_argument("--both", type=int, help="workers; default: workers.both.count")
+    group.add_argument("--kv-tokens", type=int, help="of each worker; default: by its memory")
+    group.add_argument("--trace", default=_GENERATED, help="a file, or: %(default)s")
+    group.add_argument("--requests", type=int, help="default: those of the trace")
+    group.add_argument("--rate", type=float, help="requests per second; default: as recorded")
+    group.add_argument("--timing", type=Path, help="JSON: what steps and links take")
+    group.add_argument("--event-delay-s", type=float, default=SimSettings().event_delay_s)
+    group.add_argument("--event-loss", type=float, default=0.0, help="share of KV events")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--out", type=Path, help="write the run record to this file")
+    group.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def simulate_flags() -> list[str]:
+    """Names of what `add` adds beside settings, for near misses."""
+    return ["--prefill", "--decode", "--both", "--kv-tokens", "--trace", "--requests", "--rate"]
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    # The row table of a worker is made with torch, which takes seconds to load.
+    from simulator.simulation import Simulation
+
+    times = StepTimes() if arguments.timing is None else read_step_times(arguments.timing)
+    settings = _settings_of(arguments, times)
+    workload = _workload_of(arguments)
+    count = arguments.requests or len(workload.patterns)
+    rate = arguments.rate or workload.rate
+    if count < 1 or rate <= 0.0:
+        raise InvalidInput("requests", "and rate are above 0")
+    simulation = Simulation(settings, times, workload.context_tokens)
+    # What lives as long as the run is not looked at again and again.
+    gc.collect()
+    gc.freeze()
+    columns = simulation.run(workload.requests(count, rate, settings.page_size, settings.seed))
+    simulation.check_idle()
+    if arguments.out is not None:
+        load = {"mode": "open", "rate": rate}
+        record = run_record(settings, times, workload.name, load, columns)
+        arguments.out.write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
+    _print_summary(columns, as_json=arguments.json)
+
+
+def _settings_of(arguments: argparse.Namespace, times: StepTimes) -> SimSettings:
+    given = {
+        "prefill": arguments.prefill,
+        "decode": arguments.decode,
+        "both": arguments.both,
+        "kv_tokens": arguments.kv_tokens,
+    }
+    settings = dataclasses.replace(
+        SimSettings.of(config_of(arguments), times.kv_bytes_per_token),
+        event_delay_s=arguments.event_delay_s,
+        event_loss=arguments.event_loss,
+        seed=arguments.seed,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    settings.check()
+    return settings
+
+
+def _workload_of(arguments: argparse.Namespace) -> Workload:
+    if arguments.trace == _GENERATED:
+        return generated(arguments.requests or 1000, 2000, 200, arguments.seed)
+    path = Path(arguments.trace)
+    if not path.is_file():
+        raise InvalidInput("trace", f"{path} is no file")
+    return read_mooncake(path)
+
+
+def _print_summary(columns: RunColumns, *, as_json: bool) -> None:
+    summary: Mapping[str, float | int] = columns.summary()
+    text = json.dumps(summary) if as_json else "\n".join(f"{k:22} {v}" for k, v in summary.items())
+    print(text)  # noqa: T201

@@ -1,0 +1,12 @@
+"""A cluster in simulated time: the product's decisions, with models of what takes time.
+
+Real are the router's choice, load book, prefix index and admission, the workers' radix trees,
+allocators, rows and ledgers, and the events between them. Modelled are steps (`step_times`), what a
+step contains (`worker`, as `engine.scheduler` plans it), links, and delays of messages.
+docs/simulate.md says what that is good for.
+
+May import `router`, `mem_cache` and `kvferry`. What is above, such as the planner, is given to it.
+
+Reading order: `settings`, `step_times`, `workload`, `event_queue`, `simulation`, `sim_router`,
+`worker`, `worker_kv`, `page_ids`, `page_cache`, `run_columns`.
+"""
