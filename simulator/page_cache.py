@@ -12,16 +12,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from kvferry.config import EvictionPolicy, KvDType
 from mem_cache.kv_cache import KVCache
 from mem_cache.layout import KvLayout
 from mem_cache.radix_cache import RadixCache
 from mem_cache.req_to_token_pool import ReqToTokenPool
 from mem_cache.slot_allocator import TokenToKVPoolAllocator
+from router.prompt_keys import prompt_keys
 
 if TYPE_CHECKING:
     from mem_cache.kv_pool import KvPool
     from mem_cache.layout import PagedLayout
+    from mem_cache.tree_node import TreeNode
 
 _LAYOUT = KvLayout(1, 1, 2, KvDType.FLOAT32, page_size=1)
 
@@ -33,13 +37,21 @@ class _NoBytes:
     layout: PagedLayout = _LAYOUT
 
 
+class _PageTree(RadixCache):
+    """Names blocks by the router's compiled loop, which gives the same hashes."""
+
+    def _hash_blocks(self, leaf: TreeNode, key: bytes) -> bytes:
+        ids = np.frombuffer(key, dtype=np.int32)
+        return prompt_keys(ids, 1, leaf.extra_key)[leaf.start :].tobytes()
+
+
 def page_cache(pages: int, rows: int, context_pages: int, policy: EvictionPolicy) -> KVCache:
     """The cache of a worker with `pages` pages of KV, for `rows` requests at a time."""
     return KVCache(
         cast("KvPool", _NoBytes()),
         ReqToTokenPool(rows, context_pages),
         TokenToKVPoolAllocator(pages),
-        RadixCache(1, 1, policy),
+        _PageTree(1, 1, policy),
         None,
         context_length=context_pages,
     )

@@ -69,6 +69,9 @@ class Simulation:
             router.join([worker.info for worker in self.workers.values()])
             for worker in self.workers.values():
                 self._send_snapshot(router, worker, 0.0)
+        self._quiet: set[WorkerId] = set()
+        """Workers that were idle when they reported, and were sent nothing since: they would say
+        the same again."""
         self._arrivals = 0
         self._open = 0
         self._coming: Iterator[Asked] = iter(())
@@ -137,6 +140,7 @@ class Simulation:
             attempt.at_source = self._held(attempt, request, is_for_other=True)
         request.attempt = attempt
         request.attempts += 1
+        self._quiet -= route.workers
         request.decode_worker = route.decode.worker_id
         request.prefill_worker = route.computing.worker_id
         take = sink.compute if source is None else sink.await_kv
@@ -276,10 +280,16 @@ class Simulation:
         router.hear(batch, self.queue.time + delay_s)
 
     def _report(self, part: int) -> None:
+        quiet = self._quiet
         for worker in tuple(self.workers.values())[part::_SWEEPS]:
+            name = worker.info.worker_id
+            if worker.is_idle:
+                if name in quiet:
+                    continue
+                quiet.add(name)
             load, accounts = worker.load(), self._in_tokens(worker)
             for router in self.routers:
-                router.report(worker.info.worker_id, load, accounts)
+                router.report(name, load, accounts)
         self.queue.after(self._settings.status_interval_s, self._report, part)
 
     def _in_tokens(self, worker: SimWorker) -> KvAccounts:

@@ -212,7 +212,9 @@ class SimWorker:
     @property
     def is_idle(self) -> bool:
         """Whether it has no request at all."""
-        return not self._is_busy and self.requests == 0
+        return not (self._is_busy or self._parked or self._inbound or self._expected) and not (
+            self._waiting or self._deferred or self._prefilling or self._unreserved
+        )
 
     def known_tokens(self, request: HeldRequest) -> int:
         """Of its prompt and answer, those that whoever asked for it has by now."""
