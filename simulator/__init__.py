@@ -8,5 +8,5 @@ docs/simulate.md says what that is good for.
 May import `router`, `mem_cache` and `kvferry`. What is above, such as the planner, is given to it.
 
 Reading order: `settings`, `step_times`, `workload`, `event_queue`, `simulation`, `sim_router`,
-`worker`, `worker_kv`, `page_ids`, `page_cache`, `run_columns`.
+`handoffs`, `cache_news`, `worker`, `answers`, `worker_kv`, `page_ids`, `page_cache`, `run_columns`.
 """

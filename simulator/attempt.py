@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from router.load import DispatchTicket
-    from router.policy import Route
     from router.request import ServiceClass
     from router.ticket import Ticket
     from simulator.held_request import HeldRequest
@@ -39,6 +38,8 @@ class SimRequest:
     asked: Asked
     router: int
     """Number of the router that it came to."""
+    ids: NDArray[np.int32]
+    """Of the full pages of what is known of it, and one more."""
     place: Ticket | None = None
     attempts: int = 0
     known: int = 0
@@ -51,7 +52,6 @@ class SimRequest:
     decode_worker: str | None = None
     outcome: str = "failed"
     error: str | None = None
-    attempt: Attempt | None = None
 
     @property
     def answer_left(self) -> int:
@@ -64,18 +64,35 @@ class Attempt:
     """One route of a request, until it ends or a worker is lost."""
 
     request: SimRequest
-    route: Route
     ticket: DispatchTicket
     sink: SimWorker
     source: SimWorker | None
-    at_sink: HeldRequest
-    at_source: HeldRequest | None = None
+    sides: list[HeldRequest] = field(default_factory=list)
+    """At the sink, and at the source, if there is one."""
     is_over: bool = False
     is_reserved: bool = False
     """The sink has pages for what comes."""
+    is_moved: bool = False
+    """All of it has come."""
     computed_to: int = 0
     sent_to: int = 0
     sent_at: float = 0.0
     """When what was sent so far is there."""
     moved: int = 0
     """Tokens sent."""
+
+    @property
+    def workers(self) -> tuple[SimWorker, ...]:
+        """The sink, and the source, if there is one."""
+        return (self.sink,) if self.source is None else (self.sink, self.source)
+
+    @property
+    def at_sink(self) -> HeldRequest:
+        """What the decode worker has of it."""
+        return self.sides[0]
+
+    @property
+    def prefill_side(self) -> tuple[SimWorker, HeldRequest]:
+        """Who computes the prompt for another worker, and what it has of it."""
+        assert self.source is not None, "its prompt is computed where it is decoded"
+        return self.source, self.sides[1]

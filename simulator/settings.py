@@ -12,6 +12,7 @@ from kvferry.router_config import PolicyName, ServiceClassesConfig, TenantConfig
 
 if TYPE_CHECKING:
     from kvferry.config import ClusterConfig
+    from kvferry.ids import WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,16 @@ class Places:
     page_tokens: int
     chunk_tokens: int
     running_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDeath:
+    """A process that is killed."""
+
+    worker_id: WorkerId
+    at_s: float
+    back_after_s: float | None = None
+    """When another one takes its place, which holds nothing; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class SimSettings:
     """From a change of a cache until routers know of it."""
     event_loss: float = 0.0
     """Share of the batches of events that a router misses; a snapshot repairs it."""
+    missed_after_s: float = 0.5
+    """From the death of a worker until routers know of it."""
     classes: ServiceClassesConfig = field(default_factory=ServiceClassesConfig)
     tenants: TenantConfig = field(default_factory=TenantConfig)
     seed: int = 0

@@ -248,11 +248,13 @@ class SimRouter:
         loads = self._loads.loads(self._rows)
         return ClusterView(WorkersView(self._roster, hits, loads), self._prefillers)
 
-    def prefilled(self, request: SimRequest, ticket: DispatchTicket, computed: int) -> None:
-        """The first tokens of an attempt came; so many of the prompt had to be computed."""
+    def prefilled(
+        self, request: SimRequest, ticket: DispatchTicket, computed: int, new: int
+    ) -> None:
+        """An attempt gives its first tokens, `new` ones; of the prompt it computed so many."""
         self._loads.prefilled(ticket)
         assert request.place is not None, "it has a place"
-        self._admission.answered(request.place, computed, 1, self._queue.time)
+        self._admission.answered(request.place, computed, new, self._queue.time)
         self.look()
 
     def attempt_ended(self, ticket: DispatchTicket) -> None:
@@ -271,9 +273,7 @@ class SimRouter:
     def _hashes_of(self, request: SimRequest) -> tuple[NDArray[np.uint64], int]:
         """Of the blocks of what is known of it, and how many tokens that are."""
         tokens = request.known
-        return prompt_keys(
-            request.asked.ids[: tokens // self._settings.page_size], 1, _SHARED
-        ), tokens
+        return prompt_keys(request.ids[: tokens // self._settings.page_size], 1, _SHARED), tokens
 
     def _capacity_now(self) -> FleetCapacity:
         changes = self._loads.changes

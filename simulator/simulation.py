@@ -1,46 +1,41 @@
-"""A cluster in simulated time: clients, routers, workers, links, and what goes between them."""
+"""A cluster in simulated time: clients, routers, workers, and what becomes of requests."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from kvferry.accounts import KvAccounts
 from kvferry.ids import Incarnation, WorkerId
-from kvferry.kv_events import BlocksStored, KvEventBatch
 from kvferry.membership import Role, WorkerInfo
 from router.policy import CostModel
 from simulator.attempt import Attempt, SimRequest
+from simulator.cache_news import CacheNews
 from simulator.event_queue import EventQueue
+from simulator.handoffs import Handoffs
 from simulator.held_request import HeldRequest
 from simulator.page_cache import page_cache
+from simulator.page_ids import AnswerPages
 from simulator.run_columns import RunColumns
 from simulator.sim_router import SimRouter
 from simulator.worker import SimWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kvferry.errors import KvferryError
-    from kvferry.kv_events import KvEvent
     from router.load import DispatchTicket
     from router.policy import Route
     from simulator.attempt import Asked
-    from simulator.settings import SimSettings
+    from simulator.settings import SimSettings, WorkerDeath
     from simulator.step_times import StepTimes
 
 _SWEEPS = 16
 """Parts of the workers that report one after the other within an interval."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened."""
-
-    kv_batches: int = 0
-    batches_lost: int = 0
-    snapshots: int = 0
 
 
 class Simulation:
@@ -50,38 +45,43 @@ class Simulation:
         """`context_tokens`: of the longest request, prompt and answer."""
         settings.check()
         self.queue = EventQueue()
-        self.counts = Counts()
+        self.news = CacheNews(settings, self.queue)
+        self.columns = RunColumns()
+        self.failovers = 0
         self._settings = settings
         self._times = times
         self._context_pages = context_tokens // settings.page_size + 2
-        self.workers = {info.worker_id: self._worker(info) for info in _infos(settings)}
-        self._sequences = dict.fromkeys(self.workers, 0)
-        model = CostModel(
-            kv_bytes_per_token=times.kv_bytes_per_token,
-            running_max=settings.running_max,
-            local_prefill_tokens_max=settings.local_prefill_tokens_max,
-        )
-        self.routers = [
-            SimRouter(number, settings, model, self.queue, self)
-            for number in range(settings.routers)
-        ]
-        for router in self.routers:
-            router.join([worker.info for worker in self.workers.values()])
-            for worker in self.workers.values():
-                self._send_snapshot(router, worker, 0.0)
+        self._handoffs = Handoffs(times, self.queue, self)
+        self.workers: dict[WorkerId, SimWorker] = {}
+        """Those that live."""
+        self._named: dict[WorkerId, SimWorker] = {}
+        """The last one of each name."""
+        self._attempts: dict[SimWorker, dict[Attempt, None]] = {}
+        """Under way, by each worker that takes part."""
+        self._incarnations = itertools.count(1)
+        for info in _infos(settings):
+            self._start(info)
+        self.routers = self._routers()
         self._quiet: set[WorkerId] = set()
         """Workers that were idle when they reported, and were sent nothing since: they would say
         the same again."""
+        self._answers = AnswerPages()
         self._arrivals = 0
         self._open = 0
         self._coming: Iterator[Asked] = iter(())
         self._is_coming = False
-        self.columns = RunColumns()
 
-    def run(self, coming: Iterator[Asked], until_s: float = math.inf) -> RunColumns:
+    def run(
+        self,
+        coming: Iterator[Asked],
+        deaths: Sequence[WorkerDeath] = (),
+        until_s: float = math.inf,
+    ) -> RunColumns:
         """Play requests, in the order of their times; ends when all have, or at `until_s`."""
         self._coming, self._is_coming = coming, True
         self._next_arrival()
+        for death in deaths:
+            self.queue.at(death.at_s, self._die, death)
         for part in range(_SWEEPS):
             self.queue.at(part * self._settings.status_interval_s / _SWEEPS, self._report, part)
         while (self._open or self._is_coming) and self.queue.time < until_s:
@@ -94,7 +94,6 @@ class Simulation:
         while any(worker.requests for worker in self.workers.values()):
             assert self.queue.step(), "nothing happens any more, and workers hold requests"
         for worker in self.workers.values():
-            assert worker.requests == 0, f"{worker.info.worker_id} still has {worker.requests}"
             worker.kv.check_idle()
 
     # --- clients --------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ class Simulation:
     def _arrive(self, asked: Asked) -> None:
         number = asked.index % len(self.routers)
         router = self.routers[number]
-        request = SimRequest(asked, number, known=asked.prompt_tokens)
+        request = SimRequest(asked, number, asked.ids, known=asked.prompt_tokens)
         self._open += 1
         router.arrive(request)
         if request.place is not None:
@@ -120,169 +119,187 @@ class Simulation:
 
     def refused(self, request: SimRequest, error: KvferryError) -> None:
         """As of `RouterEnds`."""
-        request.outcome, request.error = "refused", error.kind.value
-        request.end_s = self.queue.time
+        request.outcome = "failed" if request.attempts else "refused"
+        request.error = error.kind.value
         self._close(request)
 
     def _close(self, request: SimRequest) -> None:
         """Nothing more becomes of it."""
         self._open -= 1
-        request.attempt = None
+        request.end_s = self.queue.time
         self.columns.add(request)
 
     def placed(self, request: SimRequest, route: Route, ticket: DispatchTicket) -> None:
         """As of `RouterEnds`."""
-        sink = self.workers[route.decode.worker_id]
-        source = None if route.prefill is None else self.workers[route.prefill.worker_id]
-        attempt = Attempt(request, route, ticket, sink, source, None)  # type: ignore[arg-type]
-        attempt.at_sink = self._held(attempt, request, is_for_other=False)
-        if source is not None:
-            attempt.at_source = self._held(attempt, request, is_for_other=True)
-        request.attempt = attempt
         request.attempts += 1
-        self._quiet -= route.workers
         request.decode_worker = route.decode.worker_id
         request.prefill_worker = route.computing.worker_id
-        take = sink.compute if source is None else sink.await_kv
-        self.queue.after(self._times.hop_s, take, attempt.at_sink)
+        attempt = self._attempt(request, route, ticket)
+        for worker in attempt.workers:
+            self._attempts[worker][attempt] = None
+        self._quiet -= route.workers
+        self._handoffs.begin(attempt)
 
-    def _held(self, attempt: Attempt, request: SimRequest, *, is_for_other: bool) -> HeldRequest:
+    def _attempt(self, request: SimRequest, route: Route, ticket: DispatchTicket) -> Attempt:
+        # A worker may have died of which its router has not heard: nobody answers there.
+        sink = self._named[route.decode.worker_id]
+        source = None if route.prefill is None else self._named[route.prefill.worker_id]
+        attempt = Attempt(request, ticket, sink, source)
+        # What an answer that goes on knows is all there, but its last token, by which it goes on.
+        is_resumed = request.known > request.asked.prompt_tokens
+        known = request.known - (is_resumed and source is not None)
+        attempt.sides.append(self._held(attempt, known, is_for_other=False))
+        if source is not None:
+            attempt.sides.append(self._held(attempt, known, is_for_other=True))
+        return attempt
+
+    def _held(self, attempt: Attempt, known: int, *, is_for_other: bool) -> HeldRequest:
         self._arrivals += 1
-        page = self._settings.page_size
+        request, page = attempt.request, self._settings.page_size
         longest = request.asked.prompt_tokens + request.asked.answer_tokens - 1
         share = math.ceil(self._settings.output_reserve * request.answer_left)
-        promised = request.known if is_for_other else min(longest, request.known + share)
+        promised = known if is_for_other else min(longest, known + share)
         return HeldRequest(
             attempt=attempt,
             arrival=self._arrivals,
-            ids=request.asked.ids,
-            known=request.known,
-            longest=request.known if is_for_other else longest,
+            ids=request.ids,
+            known=known,
+            longest=known if is_for_other else max(longest, known),
             promise=-(-promised // page),
             is_for_other=is_for_other,
         )
 
-    # --- the handoff ----------------------------------------------------------------------------
-
-    def expects(self, request: HeldRequest) -> None:
-        """As of `WorkerEnds`."""
-        attempt = request.attempt
-        assert attempt.source is not None, "nobody else computes it"
-        self.queue.after(self._times.hop_s, attempt.source.compute, attempt.at_source)
-
-    def prompt_begun(self, request: HeldRequest) -> None:
-        """As of `WorkerEnds`."""
-        attempt = request.attempt
-        attempt.computed_to = request.hit
-        attempt.request.cached_tokens = request.hit
-        self.queue.after(self._times.hop_s, attempt.sink.reserve, attempt.at_sink)
-
-    def reserved(self, request: HeldRequest) -> None:
-        """As of `WorkerEnds`."""
-        attempt = request.attempt
-        attempt.is_reserved = True
-        attempt.sent_to = request.hit
-        attempt.sent_at = self.queue.time
-        self._send(attempt, self.queue.time)
-
-    def chunk_computed(self, request: HeldRequest, start: int, began_at: float) -> None:
-        """As of `WorkerEnds`."""
-        del start
-        attempt = request.attempt
-        attempt.computed_to = request.computed
-        if attempt.is_reserved:
-            self._send(attempt, began_at)
-
-    def _send(self, attempt: Attempt, since: float) -> None:
-        """What is computed and not sent leaves, layer by layer, from `since` on."""
-        tokens = attempt.computed_to - attempt.sent_to
-        source, sink = attempt.source, attempt.sink
-        assert source is not None, "there is nothing to send"
-        if tokens > 0:
-            seconds = self._times.transfer_bytes_s(tokens)
-            begins = max(since, source.link_free_at, sink.link_free_at)
-            ends = max(begins + seconds, self.queue.time + seconds / self._times.layers)
-            source.link_free_at = sink.link_free_at = ends
-            sink.link_rate = self._times.bytes_per_s
-            attempt.sent_at = max(attempt.sent_at, ends)
-            attempt.sent_to = attempt.computed_to
-            attempt.moved += tokens
-        if attempt.at_source is not None and attempt.computed_to == attempt.at_source.known:
-            self.queue.at(attempt.sent_at + self._times.transfer_s, self._moved, attempt)
-
-    def _moved(self, attempt: Attempt) -> None:
-        if attempt.is_over:
-            return
-        attempt.request.moved_tokens = attempt.moved
-        attempt.sink.take_in(attempt.at_sink)
-        if attempt.source is not None and attempt.at_source is not None:
-            attempt.source.let_go(attempt.at_source)
-
-    def prompt_computed(self, request: HeldRequest) -> None:
-        """As of `WorkerEnds`."""
-        attempt = request.attempt
-        if not request.is_for_other and not request.was_retracted:
-            attempt.request.cached_tokens = request.hit
-        # From the prefill worker by way of the decode worker.
-        hops = 2 if request.is_for_other else 1
-        self.queue.after(hops * self._times.hop_s, self._first_token, attempt, request)
-
-    def _first_token(self, attempt: Attempt, held: HeldRequest) -> None:
+    def first_token(self, attempt: Attempt, held: HeldRequest) -> None:
+        """As of `AttemptEnds`."""
         request = attempt.request
-        if attempt.is_over or held.was_retracted:
+        if attempt.is_over:
             return
         if request.first_token_s is None:
             request.first_token_s = self.queue.time
-        request.known += 1
+        # Of an answer that goes on, what comes next is known already.
+        new = int(held.known >= request.known)
+        request.known += new
         computed = max(1, held.known - held.hit)
-        self.routers[request.router].prefilled(request, attempt.ticket, computed)
+        self.routers[request.router].prefilled(request, attempt.ticket, computed, new)
 
-    def answered(self, request: HeldRequest) -> None:
-        """As of `WorkerEnds`."""
-        self.queue.after(self._times.hop_s, self._ended, request.attempt)
-
-    def _ended(self, attempt: Attempt) -> None:
+    def ended(self, attempt: Attempt) -> None:
+        """As of `AttemptEnds`."""
         if attempt.is_over:
             return
-        attempt.is_over = True
         request = attempt.request
         if request.first_token_s is None:
             # All of a short answer comes in one message.
             request.first_token_s = self.queue.time
-        request.outcome, request.end_s = "done", self.queue.time
         more = request.answer_left
         request.known += more
+        request.outcome = "done"
+        self._over(attempt)
         self._close(request)
-        router = self.routers[request.router]
-        router.attempt_ended(attempt.ticket)
-        router.end(request, more)
+        self.routers[request.router].end(request, more)
 
-    # --- what routers are told ------------------------------------------------------------------
+    def _over(self, attempt: Attempt) -> None:
+        attempt.is_over = True
+        for worker in attempt.workers:
+            self._attempts.get(worker, {}).pop(attempt, None)
+        self.routers[attempt.request.router].attempt_ended(attempt.ticket)
 
-    def cache_changed(self, worker: SimWorker, events: list[KvEvent]) -> None:
-        """As of `WorkerEnds`."""
-        info = worker.info
-        sequence = self._sequences[info.worker_id] = self._sequences[info.worker_id] + 1
-        batch = KvEventBatch(info.worker_id, info.incarnation, sequence, False, tuple(events))
-        self.counts.kv_batches += 1
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _die(self, death: WorkerDeath) -> None:
+        """A process is gone at once, and is missed a little later."""
+        worker = self.workers.pop(death.worker_id, None)
+        if worker is None:
+            return
+        for attempt in self._attempts[worker]:
+            if attempt.sink is worker:
+                told = worker.tokens_told(attempt.at_sink)
+                attempt.request.known = max(attempt.request.known, told)
+        worker.is_dead = True
+        self.queue.after(self._settings.missed_after_s, self._miss, worker)
+        if death.back_after_s is not None:
+            back_after_s = max(death.back_after_s, self._settings.missed_after_s)
+            self.queue.after(back_after_s, self._restart, worker.info)
+
+    def _miss(self, worker: SimWorker) -> None:
+        """Routers are told, and have its attempts go on elsewhere."""
+        name = worker.info.worker_id
         for router in self.routers:
-            router.hear(batch, self.queue.time + self._settings.event_delay_s)
+            router.leave(name)
+        for attempt in tuple(self._attempts.pop(worker)):
+            self._go_on_elsewhere(attempt, name)
+
+    def _go_on_elsewhere(self, attempt: Attempt, without: WorkerId) -> None:
+        request = attempt.request
+        if attempt.is_moved and attempt.sink.info.worker_id != without:
+            # Who computed the prompt is not needed any more.
+            return
+        self._over(attempt)
+        for worker, held in zip(attempt.workers, attempt.sides, strict=True):
+            if not worker.is_dead:
+                worker.abort(held)
+        self.failovers += 1
+        self._name_answer(request)
+        self.routers[request.router].place(request, frozenset({without}))
+
+    def _name_answer(self, request: SimRequest) -> None:
+        """The pages that its answer has filled so far have ids of their own."""
+        full = request.known // self._settings.page_size
+        lacking = full + 1 - request.ids.size
+        if lacking > 0:
+            # The last id stands for no full page.
+            own = self._answers.take(lacking + 1)
+            request.ids = np.concatenate((request.ids[:-1], own))
+
+    def _restart(self, info: WorkerInfo) -> None:
+        """Another process of the same name, which holds nothing."""
+        worker = self._start(info)
+        for router in self.routers:
+            router.join([worker.info])
+            self.news.snapshot(router, worker, 0.0)
+
+    # --- workers and routers --------------------------------------------------------------------
+
+    def _start(self, info: WorkerInfo) -> SimWorker:
+        settings = self._settings
+        pages = settings.kv_tokens // settings.page_size
+        cache = page_cache(pages, settings.rows, self._context_pages, settings.eviction)
+        info = dataclasses.replace(info, incarnation=Incarnation(next(self._incarnations)))
+        worker = SimWorker(
+            info, cache, settings.places, self._times, self.queue, self._handoffs, self.news
+        )
+        self.workers[info.worker_id] = self._named[info.worker_id] = worker
+        self._attempts[worker] = {}
+        return worker
+
+    def _routers(self) -> list[SimRouter]:
+        settings, times = self._settings, self._times
+        model = CostModel(
+            kv_bytes_per_token=times.kv_bytes_per_token,
+            running_max=settings.running_max,
+            local_prefill_tokens_max=settings.local_prefill_tokens_max,
+        )
+        routers = [
+            SimRouter(number, settings, model, self.queue, self)
+            for number in range(settings.routers)
+        ]
+        for router in routers:
+            router.join([worker.info for worker in self.workers.values()])
+            for worker in self.workers.values():
+                self.news.snapshot(router, worker, 0.0)
+        self.news.routers = routers
+        return routers
 
     def lost_track(self, router: SimRouter, worker_id: WorkerId) -> None:
         """As of `RouterEnds`."""
-        self._send_snapshot(router, self.workers[worker_id], self._settings.event_delay_s)
-
-    def _send_snapshot(self, router: SimRouter, worker: SimWorker, delay_s: float) -> None:
-        info, held = worker.info, BlocksStored(worker.kv.cache.snapshot_blocks())
-        sequence = self._sequences[info.worker_id]
-        batch = KvEventBatch(info.worker_id, info.incarnation, sequence, True, (held,))
-        self.counts.snapshots += 1
-        router.hear(batch, self.queue.time + delay_s)
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            self.news.repair(router, worker)
 
     def _report(self, part: int) -> None:
         quiet = self._quiet
         for worker in tuple(self.workers.values())[part::_SWEEPS]:
             name = worker.info.worker_id
+            self.news.mark(worker)
             if worker.is_idle:
                 if name in quiet:
                     continue
@@ -300,16 +317,9 @@ class Simulation:
             free * page, evictable * page, held * page, 0, 0, cache.num_slots * page, 0, 0, 0
         )
 
-    def _worker(self, info: WorkerInfo) -> SimWorker:
-        settings = self._settings
-        pages = settings.kv_tokens // settings.page_size
-        cache = page_cache(pages, settings.rows, self._context_pages, settings.eviction)
-        return SimWorker(info, cache, settings.places, self._times, self.queue, self)
-
 
 def _infos(settings: SimSettings) -> Iterator[WorkerInfo]:
     roles = [Role.PREFILL] * settings.prefill + [Role.DECODE] * settings.decode
     roles += [Role.BOTH] * settings.both
     for number, role in enumerate(roles):
-        name = WorkerId(f"{role.value}-{number}")
-        yield WorkerInfo(name, role, Incarnation(1), "")
+        yield WorkerInfo(WorkerId(f"{role.value}-{number}"), role, Incarnation(0), "")

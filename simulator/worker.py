@@ -9,72 +9,24 @@ under way.
 from __future__ import annotations
 
 import bisect
-import heapq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvferry.accounts import WorkerLoad
-from simulator.page_ids import AnswerPages
+from simulator.answers import Answers
+from simulator.worker_ends import WorkerCounts
 from simulator.worker_kv import WorkerKv
 
 if TYPE_CHECKING:
-    from kvferry.kv_events import KvEvent
     from kvferry.membership import WorkerInfo
     from mem_cache.kv_cache import KVCache
     from simulator.event_queue import EventQueue
     from simulator.held_request import HeldRequest
     from simulator.settings import Places
     from simulator.step_times import StepTimes
+    from simulator.worker_ends import WorkerEnds, WorkerNews
 
 _RATE_MEMORY = 0.9
 """As of `engine.engine`."""
-
-
-class WorkerEnds(Protocol):
-    """Who is told what a worker did."""
-
-    def prompt_begun(self, request: HeldRequest) -> None:
-        """The first tokens of a prompt for another worker are being computed."""
-        ...
-
-    def chunk_computed(self, request: HeldRequest, start: int, began_at: float) -> None:
-        """A part of a prompt for another worker is computed, from token `start` on."""
-        ...
-
-    def prompt_computed(self, request: HeldRequest) -> None:
-        """All that was known of a request is computed, so its next token is there."""
-        ...
-
-    def expects(self, request: HeldRequest) -> None:
-        """There is room for what another worker is to compute."""
-        ...
-
-    def reserved(self, request: HeldRequest) -> None:
-        """What another worker computes may be sent."""
-        ...
-
-    def answered(self, request: HeldRequest) -> None:
-        """An answer is complete; the worker holds nothing of it any more."""
-        ...
-
-    def cache_changed(self, worker: SimWorker, events: list[KvEvent]) -> None:
-        """The radix tree holds other blocks than before."""
-        ...
-
-
-@dataclass(slots=True)
-class WorkerCounts:
-    """What a worker did since the start."""
-
-    busy_s: float = 0.0
-    retractions: int = 0
-    steps_sat_out: int = 0
-    decode_steps: int = 0
-    """Steps without prompts, their tokens and time: what the planner goes by."""
-    decode_tokens: int = 0
-    decode_s: float = 0.0
 
 
 class _Chunk(NamedTuple):
@@ -94,6 +46,7 @@ class SimWorker:
         times: StepTimes,
         queue: EventQueue,
         ends: WorkerEnds,
+        news: WorkerNews,
     ) -> None:
         self.info = info
         self.kv = WorkerKv(cache, places.page_tokens)
@@ -108,7 +61,7 @@ class SimWorker:
         self._times = times
         self._queue = queue
         self._ends = ends
-        self._answers = AnswerPages()
+        self._news = news
         self._waiting: list[HeldRequest] = []
         self._deferred: list[HeldRequest] = []
         self._expected: dict[HeldRequest, int] = {}
@@ -119,12 +72,7 @@ class SimWorker:
         self._parked: dict[HeldRequest, None] = {}
         """Prompts for other workers, until their KV is read."""
         self._prefilling: list[HeldRequest] = []
-        self._decoding: dict[HeldRequest, None] = {}
-        self._context = 0
-        """Tokens that the next step of the answers reads."""
-        self._steps = 0
-        self._ends_at: list[tuple[int, int, HeldRequest]] = []
-        self._pages_at: list[tuple[int, int, HeldRequest]] = []
+        self._decoding = Answers(places.page_tokens)
         self._chunks: list[_Chunk] = []
         self._began_at = 0.0
         """The step that is under way, or the run."""
@@ -144,6 +92,7 @@ class SimWorker:
         """Accept a prompt."""
         self._cut_run()
         bisect.insort(self._waiting, request, key=_arrival)
+        self._news.accepted(self, request)
         self._go_on()
 
     def await_kv(self, request: HeldRequest) -> None:
@@ -182,7 +131,7 @@ class SimWorker:
         for kept in (self._expected, self._inbound, self._parked):
             kept.pop(request, None)
         if request in self._decoding:
-            self._leave_step(request)
+            self._decoding.leave(request)
         if request.kv is not None:
             self.kv.release(request, 0 if request.is_inbound else request.computed)
         self._chunks = [chunk for chunk in self._chunks if chunk.request is not request]
@@ -193,7 +142,7 @@ class SimWorker:
 
     def load(self) -> WorkerLoad:
         """As its status says now."""
-        if self._run > 1 and self._pages_at and self._pages_at[0][0] <= self._steps + self._run:
+        if self._run > 1 and self._decoding.lacks_page_within(self._run):
             # Otherwise nothing that is asked for changes before the run ends.
             self._settle_run()
         prompts = 0
@@ -216,20 +165,19 @@ class SimWorker:
             self._waiting or self._deferred or self._prefilling or self._unreserved
         )
 
-    def known_tokens(self, request: HeldRequest) -> int:
-        """Of its prompt and answer, those that whoever asked for it has by now."""
+    def tokens_told(self, request: HeldRequest) -> int:
+        """Of prompt and answer, those that whoever asked has from here; 0 before it decodes."""
         self._settle_run()
-        is_first = request.computed < request.known
-        decoded = self._steps - request.joined if request in self._decoding else 0
-        return request.known + max(0, decoded) + (not is_first)
+        if request not in self._decoding:
+            return 0
+        return self._decoding.told(request)
 
     @property
     def requests(self) -> int:
         """That it has in any stage."""
-        parts = (self._waiting, self._deferred, self._expected, self._unreserved, self._inbound)
-        return sum(map(len, parts)) + sum(
-            map(len, (self._parked, self._prefilling, self._decoding))
-        )
+        waiting = len(self._waiting) + len(self._deferred) + len(self._expected)
+        handed = len(self._unreserved) + len(self._inbound) + len(self._parked)
+        return waiting + handed + len(self._prefilling) + len(self._decoding)
 
     @property
     def decoding(self) -> int:
@@ -249,7 +197,7 @@ class SimWorker:
         self._settle_run()
         if self._run > 1:
             self._run = 1
-            self._wake_after(self._times.decode_s(len(self._decoding), self._context))
+            self._wake_after(self._times.decode_s(len(self._decoding), self._decoding.context))
 
     def _wake_after(self, seconds: float) -> None:
         self._wake += 1
@@ -276,7 +224,7 @@ class SimWorker:
         self._reserve_more()
         self._expect_more()
         self._admit()
-        self._grow(self._steps + 1)
+        self._grow(self._decoding.steps + 1)
         self._chunks = self._next_chunks()
         self._began_at = self._queue.time
         sequences = self._taking_part = len(self._decoding)
@@ -286,31 +234,29 @@ class SimWorker:
             contexts = sum(_contexts(chunk) for chunk in self._chunks)
             seconds = self._times.prompts_s(tokens, contexts)
             if sequences:
-                seconds += self._times.decode_s(sequences, self._context)
+                seconds += self._times.decode_s(sequences, self._decoding.context)
             self._wake_after(seconds)
         elif sequences:
             self._is_busy, self._run = True, self._run_length()
-            self._wake_after(self._times.decodes_s(self._run, sequences, self._context))
+            self._wake_after(self._times.decodes_s(self._run, sequences, self._decoding.context))
         self._tell_cache()
 
     def _run_length(self) -> int:
         """Steps until an answer ends, or might lack a page."""
-        while not self._counts(*self._ends_at[0]):
-            heapq.heappop(self._ends_at)
-        steps = max(1, self._ends_at[0][0] - self._steps)
+        steps = self._decoding.steps_to_end()
         needed = len(self._decoding) * (steps // self._places.page_tokens + 1)
-        if self.kv.spare < needed and self._pages_at:
-            steps = min(steps, max(1, self._pages_at[0][0] - 1 - self._steps))
-        return steps
+        return steps if self.kv.spare >= needed else self._decoding.steps_to_page(steps)
 
     def _settle_run(self) -> None:
         """Count the steps of a run that have ended by now."""
         if self._run < 2:
             return
         passed, sequences = self._queue.time - self._began_at, len(self._decoding)
-        steps = min(self._times.steps_within(passed, sequences, self._context), self._run - 1)
+        steps = min(
+            self._times.steps_within(passed, sequences, self._decoding.context), self._run - 1
+        )
         if steps:
-            seconds = self._times.decodes_s(steps, sequences, self._context)
+            seconds = self._times.decodes_s(steps, sequences, context)
             self.counts.busy_s += seconds
             self._began_at += seconds
             self._run -= steps
@@ -325,21 +271,13 @@ class SimWorker:
 
     def _advance(self, steps: int) -> None:
         """The answers are so many tokens longer; those that are complete end."""
-        self._steps += steps
-        self._context += steps * len(self._decoding)
-        self._grow(self._steps)
-        while self._ends_at and self._ends_at[0][0] <= self._steps:
-            entry = heapq.heappop(self._ends_at)
-            if self._counts(*entry):
-                self._end_answer(entry[2])
-
-    def _counts(self, step: int, arrival: int, request: HeldRequest) -> bool:
-        """Whether an answer still ends with this step."""
-        del arrival
-        return request.ends == step and request in self._decoding
+        self._decoding.passed(steps)
+        self._grow(self._decoding.steps)
+        while (request := self._decoding.pop_ended()) is not None:
+            self._decoding.leave(request)
+            self._end_answer(request)
 
     def _end_answer(self, request: HeldRequest) -> None:
-        self._leave_step(request)
         self.kv.release(request, request.longest)
         self._changed()
         self._ends.answered(request)
@@ -350,10 +288,10 @@ class SimWorker:
             rate = tokens / seconds
             old = self.rate
             self.rate = rate if old == 0.0 else _RATE_MEMORY * old + (1 - _RATE_MEMORY) * rate
-        for request, start, stop in chunks:
+        for request, _, stop in chunks:
             self.kv.computed(request, stop)
             if request.is_for_other:
-                self._ends.chunk_computed(request, start, self._began_at)
+                self._ends.chunk_computed(request, self._began_at)
             if request.uncomputed == 0:
                 self._prefilling.remove(request)
                 if request.is_for_other:
@@ -460,38 +398,23 @@ class SimWorker:
             del self._unreserved[0]
 
     def _start_decoding(self, request: HeldRequest) -> None:
-        # A step that is under way began without it.
-        request.joined = self._steps + self._is_busy
-        request.ends = request.joined + request.longest - request.known
-        self._decoding[request] = None
-        self._context += request.known + 1 - self._is_busy
         self._changed()
         if request.longest <= request.known:
             self._end_answer(request)
-            return
-        heapq.heappush(self._ends_at, (request.ends, request.arrival, request))
-        self._want_page(request)
+        else:
+            self._decoding.join(request, is_late=self._is_busy)
 
     # --- pages ----------------------------------------------------------------------------------
 
-    def _want_page(self, request: HeldRequest) -> None:
-        """Note which step needs a page more than the request has."""
-        tokens = request.held_kv.allocated_len * self._places.page_tokens
-        request.page_due = request.joined + tokens - request.known + 1
-        if request.page_due <= request.ends:
-            heapq.heappush(self._pages_at, (request.page_due, request.arrival, request))
-
     def _grow(self, step: int) -> None:
         """Have the pages that the answers need up to this step."""
-        while self._pages_at and self._pages_at[0][0] <= step:
-            due, _, request = heapq.heappop(self._pages_at)
-            if request not in self._decoding or request.page_due != due:
-                continue
+        while (request := self._decoding.pop_page(step)) is not None:
             if self._make_room(request, 1):
-                self.kv.grow(request, request.known + due - request.joined)
-                self._want_page(request)
+                self.kv.grow(request, request.known + request.page_due - request.joined)
+                self._decoding.want_page(request)
             elif request in self._decoding:
-                self._sit_out(request)
+                self.counts.steps_sat_out += 1
+                self._decoding.sit_out(request)
 
     def _make_room(self, request: HeldRequest, pages: int) -> bool:
         """Whether a request of the next step may take so many pages; others are retracted for it,
@@ -518,7 +441,7 @@ class SimWorker:
     def _retract(self, request: HeldRequest) -> None:
         computed = request.computed
         if request in self._decoding:
-            self._leave_step(request)
+            self._decoding.leave(request)
             computed = request.computed
             request.known = computed + 1
         else:
@@ -529,34 +452,13 @@ class SimWorker:
         self.counts.retractions += 1
         self._changed()
 
-    def _sit_out(self, request: HeldRequest) -> None:
-        """There is no page for it: it has no part in the next step."""
-        self.counts.steps_sat_out += 1
-        request.joined += 1
-        request.ends += 1
-        request.page_due += 1
-        self._context -= 1
-        heapq.heappush(self._ends_at, (request.ends, request.arrival, request))
-        heapq.heappush(self._pages_at, (request.page_due, request.arrival, request))
-
-    def _leave_step(self, request: HeldRequest) -> None:
-        """It decodes no more; the pages that it filled have ids from now on."""
-        del self._decoding[request]
-        tokens = request.known + 1 + self._steps - request.joined
-        self._context -= tokens
-        request.computed = max(request.computed, tokens - 1)
-        first, pages = request.known // self.kv.page_tokens, tokens // self.kv.page_tokens
-        if pages > first:
-            own = self._answers.take(pages - first + 1)
-            request.ids = np.concatenate((request.ids[:first], own))
-
     def _changed(self) -> None:
         self._changes += 1
 
     def _tell_cache(self) -> None:
         events = self.kv.cache.take_events()
         if events:
-            self._ends.cache_changed(self, events)
+            self._news.changed(self, events)
 
 
 def _contexts(chunk: _Chunk) -> float:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from kvferry.errors import ConfigError
+from kvferry.ids import WorkerId
 from kvferry.router_config import PolicyName, ServiceClassConfig, ServiceClassesConfig
 from router.request import ServiceClass
 from simulator.attempt import Asked
 from simulator.run_record import run_record
-from simulator.settings import SimSettings
+from simulator.settings import SimSettings, WorkerDeath
 from simulator.simulation import Simulation
 from simulator.step_times import StepTimes
 from simulator.workload import generated
@@ -126,3 +127,51 @@ def test_what_cannot_be_simulated_is_refused():
         replace(SMALL, page_size=8).check()
     with pytest.raises(ConfigError, match="routers"):
         replace(SMALL, routers=0).check()
+
+
+def test_an_answer_goes_on_elsewhere_when_its_worker_dies():
+    settings = replace(SMALL, decode=2, missed_after_s=0.5)
+    load = [asked(0, 0.0, 64, 20, 100)]
+    first = Simulation(settings, TIMES, 128).run(iter(load))
+    (name,) = first.texts("decode_worker")
+    simulation = Simulation(settings, TIMES, 128)
+    columns = simulation.run(iter(load), [WorkerDeath(WorkerId(name), 1.0)])
+    # Moved at 0.114. Nine tokens are there at 1.0; what they are is sent on at 1.5, by way of the
+    # prefill worker, which holds the prompt and computes the eight tokens behind it.
+    assert columns.texts("outcome") == ["done"]
+    assert columns.texts("decode_worker") != [name]
+    assert columns.column("attempts").tolist() == [2]
+    assert columns.column("first_token_s").tolist() == close_to(0.064)
+    assert columns.column("end_s").tolist() == close_to(1.5 + 0.008 + 0.05 + 11 * 0.1)
+    assert simulation.failovers == 1
+    simulation.check_idle()
+
+
+def test_who_dies_comes_back_and_is_used():
+    settings = replace(SMALL, prefill=1, decode=1, missed_after_s=0.1)
+    load = [asked(n, 0.4 * n, 64, 4, 100 * n + 1) for n in range(12)]
+    deaths = [WorkerDeath(WorkerId("prefill-0"), 1.0, back_after_s=0.2)]
+    simulation = Simulation(settings, TIMES, 128)
+    columns = simulation.run(iter(load), deaths)
+    outcomes = columns.texts("outcome")
+    assert outcomes.count("done") >= 10
+    assert outcomes[-1] == "done"
+    simulation.check_idle()
+
+
+def test_snapshots_repair_what_lost_events_left_unknown():
+    workload = generated(150, 3000, 10, seed=1)
+
+    def hit_rate(loss: float) -> tuple[float, int]:
+        settings = SimSettings(
+            prefill=4, decode=2, kv_tokens=60_000, chunk_tokens=2048, event_loss=loss
+        )
+        simulation = Simulation(settings, StepTimes(), workload.context_tokens)
+        columns = simulation.run(workload.requests(150, 5.0, 16, seed=1))
+        simulation.check_idle()
+        return float(columns.summary()["hit_rate"]), simulation.news.snapshots - 6
+
+    (exact, none), (lossy, repairs) = hit_rate(0.0), hit_rate(0.2)
+    assert none == 0
+    assert repairs > 10
+    assert lossy > 0.8 * exact
