@@ -251,10 +251,9 @@ class SimWorker:
         """Count the steps of a run that have ended by now."""
         if self._run < 2:
             return
-        passed, sequences = self._queue.time - self._began_at, len(self._decoding)
-        steps = min(
-            self._times.steps_within(passed, sequences, self._decoding.context), self._run - 1
-        )
+        sequences, context = len(self._decoding), self._decoding.context
+        passed = self._queue.time - self._began_at
+        steps = min(self._times.steps_within(passed, sequences, context), self._run - 1)
         if steps:
             seconds = self._times.decodes_s(steps, sequences, context)
             self.counts.busy_s += seconds
