@@ -12,7 +12,7 @@ PROTO_TOOLS := grpcio-tools==1.71.2
 PROTO_FILES := $(wildcard proto/kvferry/rpc/v1/*.proto)
 PROTO_RUN = $(PROTO_VENV)/bin/python -m grpc_tools.protoc -Iproto \
 	--python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) $(PROTO_FILES)
-CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker cluster simulator tests benchmarks
+CODE := kvferry mem_cache kv_transfer engine router prefill_worker decode_worker bench cluster simulator tests benchmarks
 ARGS ?=
 
 .DEFAULT_GOAL := help

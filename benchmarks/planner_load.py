@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from benchmarks.replay_trace import read_trace
+from bench.traces import read_trace
 from cluster.planner_capacity import DecodeCapacity, PromptCapacity
 from cluster.planner_demand import Demand
 

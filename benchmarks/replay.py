@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from benchmarks.replay_trace import Trace
+    from bench.traces import Trace
     from router.policies.catalogue import Policy
 
 TOKENS_PER_S = 8000.0

@@ -10,7 +10,7 @@ TTFT within the limit, and the load that this is. Ours is searched first, from `
 one only if it holds the limit above the best so far, else it has "below_tok_s_worker" instead.
 "at_least_tok_s_worker": the limit is held even at the highest load, in `benchmarks.goodput`.
 
-The model is in `benchmarks.replay`, the formats in `benchmarks.replay_trace`. With `--routers K`
+The model is in `benchmarks.replay`, the formats in `bench.traces`. With `--routers K`
 each of K routers knows its own dispatches at once and those of the others `--event-delay-s` late.
 """
 
@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.traces import read_trace
 from benchmarks.goodput import HIGHEST_RUNG, LOWEST_RUNG, GoodputSearch, load_of
 from benchmarks.replay import Replay, ReplayResult, ReplaySettings, Workload
-from benchmarks.replay_trace import read_trace
 from kvferry.router_config import PolicyName
 from router.policies.approximate_tree import approximate_tree_tight
 from router.policies.catalogue import POLICIES, Policy

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.traces import read_trace
 from benchmarks import router as benchmark
 from benchmarks.goodput import (
     HIGHEST_RUNG,
@@ -18,7 +19,6 @@ from benchmarks.goodput import (
     rung_near,
 )
 from benchmarks.replay import Replay, ReplaySettings, Workload
-from benchmarks.replay_trace import read_trace
 from tests.unit.benchmarks.test_replay import sessions_file
 
 if TYPE_CHECKING:

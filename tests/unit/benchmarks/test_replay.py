@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from bench.prompt_tree import PromptTreeBuilder
+from bench.traces import UnknownTraceFormat, read_trace
 from benchmarks import router as benchmark
 from benchmarks.replay import REQUEST_S, TOKENS_PER_S, Replay, ReplaySettings, Workload
 from benchmarks.replay_cache import WorkerCaches
 from benchmarks.replay_knowledge import Dispatch, RouterKnowledge
-from benchmarks.replay_trace import UnknownTraceFormat, read_trace
-from benchmarks.replay_trie import PromptTreeBuilder
 from router.policies.pool import Prompt
 
 if TYPE_CHECKING:

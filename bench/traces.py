@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.replay_trie import PromptTree, PromptTreeBuilder
+from bench.prompt_tree import PromptTree, PromptTreeBuilder
 from router.policies.pool import Prompt
 
 if TYPE_CHECKING:

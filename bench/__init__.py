@@ -1,0 +1,8 @@
+"""Load on a running cluster and what came of it: prompts, senders, run records and what they say.
+
+May import `router` and what is below it, and never torch or Ray. Knows no cluster but by its front
+doors, so that any server of OpenAI's API can be measured in the same way.
+
+Reading order: `record` (the one file that a run leaves), `summary` (what the figures mean),
+`prompt_tree` and `traces` (published traces in one form), then what sends.
+"""
