@@ -257,7 +257,10 @@ class PlannerSim:
         if self._known is None or self._known[0] != self._loads.changes:
             view = self._view()
             capacity = fleet_capacity(
-                view.prefill.loads, view.decode.loads, self._timing.running_max, _SLOTS
+                (view.prefill if view.prefillers else view.decode).loads,
+                len(view.decode.roster),
+                self._timing.running_max,
+                _SLOTS,
             )
             self._known = self._loads.changes, capacity
         return self._known[1]

@@ -196,9 +196,9 @@ class Fleet:
         only where a load changed since."""
         usable, changes = self._usable(), self._loads.changes
         if self._capacity is None or self._capacity[0] != changes:
-            decode = self._loads.loads(usable.decode_rows)
-            prefill = self._loads.loads(usable.prefill_rows)
-            capacity = fleet_capacity(prefill, decode, running_max, self.kv_slots_max())
+            decoders = usable.decode_rows
+            loads = self._loads.loads(usable.prefill_rows if usable.prefillers else decoders)
+            capacity = fleet_capacity(loads, decoders.size, running_max, self.kv_slots_max())
             self._capacity = changes, capacity
         return self._capacity[1]
 

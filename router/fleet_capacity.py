@@ -101,12 +101,10 @@ class FleetCapacity:
 
 
 def fleet_capacity(
-    prefill: Loads, decode: Loads, running_max: int, kv_slots_per_worker: int | None
+    computing: Loads, decoders: int, running_max: int, kv_slots_per_worker: int | None
 ) -> FleetCapacity:
-    """Of the workers that compute prompts for others, and of those that decode; `running_max`
-    sequences are what one of these decodes together."""
-    decoders = decode.sequences.size
-    computing = prefill if prefill.sequences.size else decode
+    """Of the workers that compute prompts for others, or for themselves where nobody does, and of
+    so many that decode, each of which decodes `running_max` sequences together."""
     slots = kv_slots_per_worker
     lanes = LaneColumns(
         computing.prefill_tokens, computing.prefill_tokens_per_s, computing.first_tokens

@@ -100,6 +100,8 @@ class SimRouter:
         self._rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self._numbers: tuple[NDArray[np.intp], NDArray[np.intp]] = (self._rows, self._rows)
         self._capacity: tuple[int, FleetCapacity] | None = None
+        self._slots_max = 0
+        """Of those that have reported."""
         self._news: deque[tuple[float, KvEventBatch]] = deque()
         self._waiting: dict[Ticket, SimRequest] = {}
         self._is_looking = False
@@ -124,6 +126,7 @@ class SimRouter:
     def report(self, worker_id: WorkerId, load: WorkerLoad, accounts: KvAccounts) -> None:
         """The answer to a status call."""
         self._loads.report(worker_id, self._queue.time, load, accounts)
+        self._slots_max = max(self._slots_max, accounts.total)
 
     def hear(self, batch: KvEventBatch, at: float) -> None:
         """Events of a worker, which arrive `at` that time; not before any that came before."""
@@ -278,10 +281,10 @@ class SimRouter:
     def _capacity_now(self) -> FleetCapacity:
         changes = self._loads.changes
         if self._capacity is None or self._capacity[0] != changes:
-            loads = self._loads.loads(self._rows)
-            prefill = loads.part(0, self._prefillers)
-            decode = loads.part(self._prefillers, len(self._roster))
-            slots = int(decode.slots_total.max(initial=0)) or None
-            capacity = fleet_capacity(prefill, decode, self._settings.running_max, slots)
-            self._capacity = changes, capacity
+            # Of those that only decode no more is asked for than how many they are.
+            computing = self._prefillers or len(self._roster)
+            loads = self._loads.loads(self._rows[:computing])
+            decoders, slots = len(self._roster) - self._prefillers, self._slots_max or None
+            running_max = self._settings.running_max
+            self._capacity = changes, fleet_capacity(loads, decoders, running_max, slots)
         return self._capacity[1]

@@ -194,6 +194,8 @@ class Simulation:
         request.known += more
         request.outcome = "done"
         self._over(attempt)
+        # Nothing is left of it when the last message about it has come: no cycle of references.
+        attempt.sides.clear()
         self._close(request)
         self.routers[request.router].end(request, more)
 
