@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from mem_cache.req_to_token_pool import ReqToTokenPool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """The part of one sequence that a step computes: a prompt chunk, or one decoded token and
-    perhaps a draft of the next ones."""
+    perhaps a draft of the next ones. A tuple, because one is made per sequence and step."""
 
     req_pool_idx: int
     token_ids: TokenIds

@@ -16,6 +16,7 @@ from engine.native_math import F32, I64, Task, inlined, task
 from engine.native_memory import array_at
 from engine.sampling_item import (
     BEST,
+    CHOSEN,
     COUNT,
     FACTOR,
     FOUND,
@@ -204,7 +205,7 @@ def telling() -> Task:
 @cache
 def picking() -> Task:
     """The stage that draws one of the most likely tokens, best first: of as many as reach top-p,
-    none below min-p, one at least."""
+    none below min-p, one at least. The best one where that is no finite number."""
 
     @task
     def pick(item: int, _: int) -> int:
@@ -232,7 +233,7 @@ def picking() -> Task:
         while at + 1 < stop and reached <= target:
             at += 1
             reached += weights[at]
-        array_at(words[IDS], 1, np.int64)[0] = items[at] & _ID_MASK
+        words[CHOSEN] = items[at] & _ID_MASK
         give_back(words[RANKED])
         return 0
 

@@ -4,15 +4,14 @@ Order: logit bias, penalties, bans, the mask of a constraint, temperature, top-k
 top-k left), min-p, draw.
 Log probabilities are the model's own: taken before any of these.
 
-Passes over the vocabulary are compiled, and shared by the crew that computes the model. The most
-likely token of logits is numpy's affair; each row that asks for more is an item of
-`engine.sampling_step`, and one that is told log probabilities is another.
+Passes over the vocabulary are compiled, and shared by the crew that computes the model: each row is
+an item of `engine.sampling_step`. Where all take the most likely token, and ask for nothing else,
+numpy finds it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,9 +34,8 @@ _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingRow:
-    """One sequence of the step that wants a token."""
+class SamplingRow(NamedTuple):
+    """One sequence of the step that wants a token. A tuple, because one is made per token."""
 
     params: SamplingParams
     prompt: TokenIds
@@ -110,34 +108,29 @@ class Sampler:
     def _sample(
         self, logits: NDArray[np.float32], rows: Sequence[SamplingRow], at: Sequence[int]
     ) -> list[OutputToken]:
-        """First come the items of rows that do not take the most likely token of the logits, then
-        those of rows that are told log probabilities."""
-        choosing = [n for n, row in enumerate(rows) if not row.takes_best]
-        asked = [row.params.logprobs for row in rows]
-        told = {n: count for n, count in enumerate(asked) if count is not None}
-        adjusted = [item for item, n in enumerate(choosing) if not rows[n].keeps_scores]
-        of_items = [at[n] for n in (*choosing, *told)]
-        step = SamplingStep(logits, of_items, adjusted, max(told.values(), default=0))
-        for item, n in enumerate(choosing):
-            _ask(step, item, rows[n])
-        for item, count in enumerate(told.values(), len(choosing)):
-            step.tell(item, count)
+        """First come the items of all rows, then one more of each row that is told the log
+        probabilities of logits from which it does not simply take the best."""
+        step = SamplingStep(logits)
+        for row, of in zip(rows, at, strict=True):
+            _ask(step, step.item(of), row)
+        tellers: dict[int, int] = {}
+        for n, row in enumerate(rows):
+            if row.params.logprobs is not None:
+                tellers[n] = n if row.takes_best else step.item(at[n])
+                step.tell(tellers[n], row.params.logprobs)
         step.run(self._crew.board)
-        tokens = dict.fromkeys(range(len(rows)), 0)
-        for item, n in enumerate(choosing):
-            tokens[n] = step.best(item) if rows[n].is_greedy else step.drawn(item)
-        for n in tokens.keys() - set(choosing):
-            tokens[n] = int(logits[at[n]].argmax())
-        out = [OutputToken(token) for token in tokens.values()]
-        for item, (n, count) in enumerate(told.items(), len(choosing)):
-            logprob = float(logits[at[n], tokens[n]]) - step.norm(item)
-            entry = TokenLogprobs(tokens[n], logprob, step.told(item, count))
-            out[n] = OutputToken(tokens[n], entry)
+        out = [OutputToken(token) for token in step.chosen[: len(rows)]]
+        for n, item in tellers.items():
+            token = out[n].token_id
+            logprob = float(logits[at[n], token]) - step.norm(item)
+            out[n] = OutputToken(token, TokenLogprobs(token, logprob, step.told(item)))
         return out
 
 
 def _ask(step: SamplingStep, item: int, row: SamplingRow) -> None:
     """What a row wants of its item."""
+    if row.takes_best:
+        return
     params = row.params
     addends = dict(params.logit_bias)
     if row.allowed is not None:

@@ -32,12 +32,13 @@ STAGES = 4
     MAXIMA,  # of float32 [GROUPS], filled up to whole groups
     REACHED,  # of float64 [GROUPS], see `score_vectors.add_weights`; 0: not wanted
     COUNT,  # of most likely tokens that are looked at; 0: as many as top-p needs
-    IDS,  # of int64: the token that was drawn, or the most likely ones
+    IDS,  # of int64 [COUNT]: the most likely tokens that are told
     TOLD,  # of float64 [COUNT]: their scores
     RANKED,  # of int64 [FOUND]: what `engine.ranking` has found
     FOUND,
+    CHOSEN,  # the token: the best one, or the one that was drawn
     PLACES_END,
-) = range(STAGES, STAGES + 19)
+) = range(STAGES, STAGES + 20)
 """Whole numbers."""
 
 (

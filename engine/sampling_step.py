@@ -5,6 +5,8 @@ Everything that items refer to by its address is kept here until they are done.
 
 from __future__ import annotations
 
+import struct
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,15 +19,16 @@ from engine.sampling_item import (
     ADDED_IDS,
     ADDENDS,
     BEST,
+    CHOSEN,
     COUNT,
     FACTOR,
     FREQUENCY,
     GROUPS,
     IDS,
-    LEAST,
     LOGITS,
     MASK,
     MAXIMA,
+    PLACES_END,
     PRESENCE,
     PROMPT_LEN,
     REACHED,
@@ -34,7 +37,6 @@ from engine.sampling_item import (
     SEEN,
     SEEN_LEN,
     TOLD,
-    TOP_P,
     UNIFORM,
     VOCAB_SIZE,
     WORDS,
@@ -44,7 +46,6 @@ from engine.sampling_item import (
 from engine.score_vectors import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from numpy.typing import NDArray
@@ -52,41 +53,46 @@ if TYPE_CHECKING:
     from kvferry.ids import TokenIds
     from kvferry.sampling import SamplingParams
 
-_ADJUST, _WEIGH = range(2)
-"""The first stages of an item."""
+_WORDS = struct.Struct(f"={PLACES_END}q{WORDS - PLACES_END}d")
+_NUMBERS = (1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
+"""From `REPETITION` on: what leaves scores as they are."""
+
+
+class _Item:
+    """What is wanted of one row of logits. Plain numbers: they become words all at once."""
+
+    __slots__ = ("at", "is_adjusted", "numbers", "places", "stages", "told", "wants_sums")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.places = [0] * PLACES_END
+        self.numbers = list(_NUMBERS)
+        self.stages: tuple[int, ...] = _stages()
+        self.is_adjusted = False
+        """Whether its scores are not the logits."""
+        self.wants_sums = False
+        self.told: int | None = None
+        """Most likely tokens whose log probabilities are wanted; None: not even the norm is."""
 
 
 class SamplingStep:
-    """One item for each of some rows of logits. Item i is of `logits[at[i]]`."""
+    """Items, each of one row of some logits. Whatever is asked of one, its best token is found."""
 
-    def __init__(
-        self, logits: NDArray[np.float32], at: Sequence[int], adjusted: Sequence[int], most: int
-    ) -> None:
-        """`adjusted`: items whose scores are not the logits. `most`: tokens that an item may be
-        told of."""
-        count, vocab_size = len(at), logits.shape[1]
-        groups = -(-vocab_size // GROUP)
-        if vocab_size % GROUP:
-            adjusted = range(count)
-        self._words = np.zeros((count, WORDS), dtype=np.int64)
-        self._numbers = self._words.view(np.float64)
-        self._maxima = np.empty((count, -(-groups // GROUP) * GROUP), dtype=np.float32)
-        self._reached = np.empty((count, groups), dtype=np.float64)
-        self._ids = np.zeros((count, max(most, 1)), dtype=np.int64)
-        self._told = np.full((count, most), -np.inf)
-        self._logits, self._at = logits, at
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        """logits [N, V], C-contiguous."""
+        self.chosen: list[int] = []
+        """The token of each item, once it has run: the one that was drawn, or the best one."""
+        self._logits = logits
+        self._items: list[_Item] = []
         self._kept: list[object] = []
-        words = self._words
-        rows = _addresses(logits)[list(at)]
-        words[:, LOGITS] = words[:, SCORES] = rows
-        words[:, VOCAB_SIZE], words[:, GROUPS] = vocab_size, groups
-        words[:, MAXIMA], words[:, IDS] = _addresses(self._maxima), _addresses(self._ids)
-        self._numbers[:, REPETITION : REPETITION + 4] = 1.0, 0.0, 0.0, 1.0
-        self._scores = np.empty((len(adjusted), GROUP * groups), dtype=np.float32)
-        self._place = {item: place for place, item in enumerate(adjusted)}
-        if self._place:
-            words[adjusted, SCORES] = _addresses(self._scores)
-            words[adjusted, _ADJUST] = adjusting().address
+        self._groups = -(-logits.shape[1] // GROUP)
+        self._norms: list[float] = []
+        self._most_likely: list[list[tuple[int, float]]] = []
+
+    def item(self, at: int) -> int:
+        """Another item, of `logits[at]`; its number."""
+        self._items.append(_Item(at))
+        return len(self._items) - 1
 
     # --- what is asked of an item ---------------------------------------------------------------
 
@@ -95,8 +101,10 @@ class SamplingStep:
         ids = np.array(list(addends), dtype=np.int32)
         numbers = np.array(list(addends.values()), dtype=np.float32)
         self._kept += (ids, numbers)
-        places = ids.ctypes.data, numbers.ctypes.data, len(ids)
-        self._words[item, [ADDED_IDS, ADDENDS, ADDED]] = places
+        asked = self._items[item]
+        asked.is_adjusted = True
+        asked.places[ADDED_IDS], asked.places[ADDENDS] = _address(ids), _address(numbers)
+        asked.places[ADDED] = len(ids)
 
     def penalize(
         self, item: int, params: SamplingParams, prompt: TokenIds, output: TokenIds
@@ -104,73 +112,112 @@ class SamplingStep:
         """Change the scores of tokens seen before."""
         seen = np.concatenate((prompt, output), dtype=np.int32)
         self._kept.append(seen)
-        places = seen.ctypes.data, len(prompt), len(seen)
-        self._words[item, [SEEN, PROMPT_LEN, SEEN_LEN]] = places
-        self._numbers[item, REPETITION] = params.repetition_penalty
-        self._numbers[item, PRESENCE] = params.presence_penalty
-        self._numbers[item, FREQUENCY] = params.frequency_penalty
+        asked = self._items[item]
+        asked.is_adjusted = True
+        asked.places[SEEN] = _address(seen)
+        asked.places[PROMPT_LEN], asked.places[SEEN_LEN] = len(prompt), len(seen)
+        asked.numbers[REPETITION - PLACES_END] = params.repetition_penalty
+        asked.numbers[PRESENCE - PLACES_END] = params.presence_penalty
+        asked.numbers[FREQUENCY - PLACES_END] = params.frequency_penalty
 
     def allow(self, item: int, mask: NDArray[np.uint8]) -> None:
         """Let nothing else be chosen; one bit per token, lowest first."""
-        words = np.zeros(8 * int(self._words[item, GROUPS]), dtype=np.uint8)
-        words[: len(mask)] = mask
-        self._kept.append(words)
-        self._words[item, MASK] = words.ctypes.data
+        size = 8 * self._groups
+        if len(mask) < size:
+            mask = np.concatenate((mask, np.zeros(size - len(mask), dtype=np.uint8)))
+        self._kept.append(mask)
+        self._items[item].places[MASK] = _address(mask)
 
     def draw(self, item: int, params: SamplingParams, uniform: float) -> None:
-        """Have a token drawn."""
-        words, numbers = self._words, self._numbers
-        vocab_size = int(words[item, VOCAB_SIZE])
-        top_k = params.top_k if params.top_k < vocab_size else 0
+        """Have a token drawn. What is to be allowed has been said."""
+        asked = self._items[item]
+        top_k = params.top_k if params.top_k < self._logits.shape[1] else 0
         is_ranked = top_k > 0 or params.top_p < 1.0
-        stages = (weighing(), ranking(), picking()) if is_ranked else (weighing(), drawing())
-        words[item, _WEIGH : _WEIGH + len(stages)] = [stage.address for stage in stages]
-        words[item, COUNT] = top_k
-        numbers[item, FACTOR] = 1.0 / params.temperature
-        numbers[item, LEAST] = 0.0 if is_ranked else params.min_p
-        numbers[item, TOP_P : UNIFORM + 1] = params.top_p, params.min_p, uniform
-        if top_k == 0:
-            words[item, REACHED] = self._reached[item].ctypes.data
+        asked.stages = _stages(is_drawn=not is_ranked, is_picked=is_ranked)
+        asked.is_adjusted |= asked.places[MASK] != 0
+        asked.wants_sums = top_k == 0
+        asked.places[COUNT] = top_k
+        least = 0.0 if is_ranked else params.min_p
+        numbers = 1.0 / params.temperature, least, params.top_p, params.min_p, uniform
+        asked.numbers[FACTOR - PLACES_END : UNIFORM - PLACES_END + 1] = numbers
 
     def tell(self, item: int, count: int) -> None:
         """Have the most likely tokens told, with their log probabilities."""
-        stages = (weighing(), ranking(), telling()) if count else (weighing(),)
-        self._words[item, _WEIGH : _WEIGH + len(stages)] = [stage.address for stage in stages]
-        self._words[item, REACHED] = self._reached[item].ctypes.data
-        if count:
-            self._words[item, COUNT] = count
-            self._words[item, TOLD] = self._told[item].ctypes.data
+        asked = self._items[item]
+        asked.stages = _stages(is_told=count > 0)
+        asked.wants_sums = True
+        asked.told = asked.places[COUNT] = count
 
     # --- answers --------------------------------------------------------------------------------
 
     def run(self, board: int) -> None:
         """Have a crew do it."""
-        run_items(board, item_part().address, self._words)
+        items = self._items
+        shape = len(items), max(each.told or 0 for each in items)
+        maxima = np.empty((len(items), -(-self._groups // GROUP) * GROUP), dtype=np.float32)
+        reached = np.ones((len(items), self._groups))
+        ids, scores = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf)
+        found = (MAXIMA, maxima), (REACHED, reached), (IDS, ids), (TOLD, scores)
+        for place, array in found:
+            first, step = _address(array), array.strides[0]
+            for number, each in enumerate(items):
+                each.places[place] = first + number * step
+        words = self._packed()
+        run_items(board, item_part().address, words)
+        self.chosen = words[:, CHOSEN].tolist()
+        if any(each.told is not None for each in items):
+            # One after the other in memory: numpy's logarithm of others may be rounded otherwise.
+            sums = reached[:, -1].copy()
+            self._norms = (words.view(np.float64)[:, BEST] + np.log(sums)).tolist()
+            pairs = zip(ids.tolist(), scores.tolist(), strict=True)
+            self._most_likely = [list(zip(*pair, strict=True)) for pair in pairs]
 
-    def drawn(self, item: int) -> int:
-        """The token that was drawn; the best one where no score is a finite number."""
-        is_drawn = np.isfinite(self._numbers[item, BEST])
-        return int(self._ids[item, 0]) if is_drawn else self.best(item)
-
-    def best(self, item: int) -> int:
-        """The token with the highest score; of equal ones the first."""
-        place = self._place.get(item)
-        if place is None:
-            return int(self._logits[self._at[item]].argmax())
-        return int(self._scores[place, : self._logits.shape[1]].argmax())
-
-    def told(self, item: int, count: int) -> tuple[tuple[int, float], ...]:
+    def told(self, item: int) -> tuple[tuple[int, float], ...]:
         """The most likely tokens and their log probabilities, best first."""
-        norm, ids = self.norm(item), self._ids[item, :count].tolist()
-        scores = self._told[item, :count].tolist()
-        pairs = zip(ids, scores, strict=True)
-        return tuple((token, score - norm) for token, score in pairs if score > -np.inf)
+        norm, found = self._norms[item], self._most_likely[item][: self._items[item].told]
+        return tuple((token, score - norm) for token, score in found if score > -np.inf)
 
     def norm(self, item: int) -> float:
         """What log probabilities are short of scores."""
-        return float(self._numbers[item, BEST] + np.log(self._reached[item, -1]))
+        return self._norms[item]
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _packed(self) -> NDArray[np.int64]:
+        """All items as words [items, WORDS], and memory for scores that are not the logits."""
+        vocab_size, groups = self._logits.shape[1], self._groups
+        adjusted = [each for each in self._items if each.is_adjusted or vocab_size % GROUP]
+        memory = np.empty((len(adjusted), GROUP * groups), dtype=np.float32)
+        self._kept.append(memory)
+        first = _address(self._logits)
+        for each in self._items:
+            places = each.places
+            places[: len(each.stages)] = each.stages
+            places[LOGITS] = places[SCORES] = first + self._logits.strides[0] * each.at
+            places[VOCAB_SIZE], places[GROUPS] = vocab_size, groups
+            if not each.wants_sums:
+                places[REACHED] = 0
+        first = _address(memory)
+        for number, each in enumerate(adjusted):
+            each.places[: len(each.stages) + 1] = adjusting().address, *each.stages
+            each.places[SCORES] = first + memory.strides[0] * number
+        packed = b"".join([_WORDS.pack(*each.places, *each.numbers) for each in self._items])
+        return np.frombuffer(bytearray(packed), dtype=np.int64).reshape(-1, WORDS)
 
 
-def _addresses(rows: NDArray[Any]) -> NDArray[np.int64]:
-    addresses: NDArray[np.int64] = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
-    return addresses
+@cache
+def _stages(
+    *, is_drawn: bool = False, is_picked: bool = False, is_told: bool = False
+) -> tuple[int, ...]:
+    """Addresses, but for that of `adjusting`."""
+    stages = [weighing()]
+    if is_drawn:
+        stages.append(drawing())
+    if is_picked or is_told:
+        stages += [ranking(), picking() if is_picked else telling()]
+    return tuple(stage.address for stage in stages)
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.admission import Admission
 from engine.itl_limit import ItlLimit
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mem_cache.request_kv import RequestKV
 
 
-@dataclass(frozen=True, slots=True)
-class StepItem:
+class StepItem(NamedTuple):
     """One sequence of a step: tokens [start, stop) of `request` are computed, and then `draft`, a
-    guess at those that follow, if that is all that is known."""
+    guess at those that follow, if that is all that is known. A tuple, because one is made per
+    sequence and step."""
 
     request: Request
     start: int

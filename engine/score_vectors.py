@@ -55,6 +55,28 @@ def find_maxima(_: Any, scores: Any, groups: Any, maxima: Any) -> _Emit:
 
 
 @intrinsic
+def find_allowed_maxima(_: Any, scores: Any, groups: Any, bits: Any, maxima: Any) -> _Emit:
+    """As `find_maxima`; what `keep_allowed` would make -inf counts as that."""
+
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        vectors = Vectors(builder)
+        scores, groups, bits, maxima = arguments
+
+        def step(group: Any, states: list[Any]) -> list[Any]:
+            highest = vector(_LOWEST)
+            word = vectors.load(vectors.plus(bits, group, 8), INT)
+            for each in _allowed(vectors, vectors.plus(scores, group, _GROUP_BYTES), word):
+                highest = vectors.call("maxnum", each, highest)
+            found = vectors.across(highest, vectors.greatest)
+            vectors.store(found, vectors.plus(maxima, group, 4))
+            return [vectors.greatest(found, states[0])]
+
+        return vectors.repeat(groups, [ir.Constant(FLOAT, _LOWEST)], step)[0]
+
+    return types.float32(*[types.int64] * 4), emit
+
+
+@intrinsic
 def add_weights(
     _: Any, scores: Any, groups: Any, best: Any, factor: Any, least: Any, reached: Any
 ) -> _Emit:
@@ -176,11 +198,8 @@ def keep_allowed(_: Any, scores: Any, groups: Any, bits: Any) -> _Emit:
         def step(number: Any, _: list[Any]) -> list[Any]:
             group = vectors.plus(scores, number, _GROUP_BYTES)
             word = vectors.load(vectors.plus(bits, number, 8), INT)
-            for lane, each in enumerate(_load_group(vectors, group)):
-                byte = builder.trunc(builder.lshr(word, integer(lane * LANES)), _BYTE)
-                allowed = builder.bitcast(byte, _LANE_BITS)
-                kept = builder.select(allowed, each, vector(_LOWEST))
-                vectors.store(kept, vectors.plus(group, integer(4 * LANES * lane)))
+            for place, each in zip(_PLACES, _allowed(vectors, group, word), strict=True):
+                vectors.store(each, vectors.plus(group, integer(place)))
             return []
 
         vectors.repeat(groups, [], step)
@@ -191,6 +210,16 @@ def keep_allowed(_: Any, scores: Any, groups: Any, bits: Any) -> _Emit:
 
 def _load_group(vectors: Vectors, group: Any) -> list[Any]:
     return [vectors.load(vectors.plus(group, integer(place)), VECTOR) for place in _PLACES]
+
+
+def _allowed(vectors: Vectors, group: Any, word: Any) -> list[Any]:
+    """The scores of a group; -inf where the bit of a word is not set, lowest first."""
+    builder, kept = vectors.builder, []
+    for lane, each in enumerate(_load_group(vectors, group)):
+        byte = builder.trunc(builder.lshr(word, integer(lane * LANES)), _BYTE)
+        allowed = builder.bitcast(byte, _LANE_BITS)
+        kept.append(builder.select(allowed, each, vector(_LOWEST)))
+    return kept
 
 
 def _weights(vectors: Vectors, group: Any, numbers: list[Any]) -> list[Any]:

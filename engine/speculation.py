@@ -19,7 +19,7 @@ step, for nothing but to see whether it would have been right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -121,7 +121,7 @@ class Drafts:
             draft = self._draft(request, min(most, own + slots - item.stop), share)
             slots -= max(0, _round_up(item.stop + len(draft), page_size) - own)
             tokens -= len(draft)
-            out.append(replace(item, draft=draft) if draft else item)
+            out.append(item._replace(draft=draft) if draft else item)
         return out
 
     def judge(self, trial: Trial) -> None:

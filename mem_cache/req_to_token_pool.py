@@ -34,7 +34,8 @@ class ReqToTokenPool:
         self.context_length = context_length
         self._host: NDArray[np.int32] = np.zeros((rows + 1, context_length), dtype=np.int32)
         self.req_to_token: torch.Tensor = torch.from_numpy(self._host)
-        self._generations: NDArray[np.int64] = np.zeros(rows + 1, dtype=np.int64)
+        # Asked at every call of the cache: a list answers sooner than an array.
+        self._generations = [0] * (rows + 1)
         self._free = list(range(rows, 0, -1))
 
     @property
@@ -71,12 +72,12 @@ class ReqToTokenPool:
 
     def clear(self) -> None:
         """Take all rows back. Generations go on growing: references from before are stale."""
-        self._generations += 1
+        self._generations = [generation + 1 for generation in self._generations]
         self._free = list(range(self.num_rows, 0, -1))
 
     def generation(self, row: int) -> int:
         """How often the row was given back; what its present holder was told at `alloc`."""
-        return int(self._generations[row])
+        return self._generations[row]
 
     def is_current(self, row: int, generation: int) -> bool:
         """Whether a reference to the row, taken at `generation`, still means the same holder."""

@@ -10,13 +10,12 @@ from engine.sampling_step import SamplingStep
 
 
 def _most_likely(scores: np.ndarray, count: int) -> list[list[tuple[float, int]]]:
-    rows = len(scores)
-    step = SamplingStep(scores, range(rows), (), count)
-    for item in range(rows):
-        step.tell(item, count)
+    step = SamplingStep(scores)
+    for at in range(len(scores)):
+        step.tell(step.item(at), count)
     crew = Crew(1)
     step.run(crew.board)
-    told = [step.told(item, count) for item in range(rows)]
+    told = [step.told(item) for item in range(len(scores))]
     return [
         [(logprob + step.norm(item), token) for token, logprob in own]
         for item, own in enumerate(told)

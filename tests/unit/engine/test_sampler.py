@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -375,7 +374,7 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
 
 def test_rows_and_logits_must_match() -> None:
     with pytest.raises(AssertionError):
-        sample(_logits()[None], [_row(), replace(_row(), banned=(1,))])
+        sample(_logits()[None], [_row(), _row()._replace(banned=(1,))])
 
 
 def test_a_mask_acts_before_everything_that_chooses_and_on_its_row_alone() -> None:
@@ -385,10 +384,10 @@ def test_a_mask_acts_before_everything_that_chooses_and_on_its_row_alone() -> No
     mask = np.packbits(bits, bitorder="little")
     best = 3 if logits[0, 3] > logits[0, VOCAB - 1] else VOCAB - 1
     rows = [
-        replace(_row(temperature=0.0), allowed=mask),
+        _row(temperature=0.0)._replace(allowed=mask),
         # One of two is kept by top-k of one; the ban is the mask's business.
-        replace(_row(banned=(3, VOCAB - 1), top_k=1, seed=5), allowed=mask),
-        replace(_row(logit_bias={3: -100.0, 7: 100.0}, top_p=0.5, seed=6), allowed=mask),
+        _row(banned=(3, VOCAB - 1), top_k=1, seed=5)._replace(allowed=mask),
+        _row(logit_bias={3: -100.0, 7: 100.0}, top_p=0.5, seed=6)._replace(allowed=mask),
         _row(temperature=0.0),
     ]
     told = [token.token_id for token in sample(logits, rows)]
@@ -402,8 +401,30 @@ def test_a_masked_choice_is_distributed_as_what_is_left() -> None:
     bits = np.zeros(VOCAB, dtype=bool)
     bits[[2, 9, 30]] = True
     mask = np.packbits(bits, bitorder="little")
-    rows = [replace(_row(seed=seed), allowed=mask) for seed in range(DRAWS)]
+    rows = [_row(seed=seed)._replace(allowed=mask) for seed in range(DRAWS)]
     told = sample(logits.expand(DRAWS, -1), rows)
     counts = np.bincount([token.token_id for token in told], minlength=VOCAB) / DRAWS
     expected = torch.where(torch.from_numpy(bits), logits, -torch.inf).softmax(-1).numpy()
     assert counts == pytest.approx(expected, abs=0.04)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 64, 3000, 4096])
+@pytest.mark.parametrize("levels", [1, 5, 10**6])
+def test_the_best_of_what_is_allowed(vocab: int, levels: int) -> None:
+    rng = np.random.default_rng(vocab + levels)
+    logits = (rng.integers(-levels, levels, (12, vocab)) / 7).astype(np.float32)
+    allowed = rng.random((12, vocab)) < rng.choice([0.01, 0.5, 0.99], (12, 1))
+    allowed[:, vocab - 1] = True
+    logits[3, allowed[3]] = -np.inf
+    logits[4, ::2] = np.nan
+    rows = [
+        _row(temperature=0.0)._replace(allowed=np.packbits(bits, bitorder="little"))
+        for bits in allowed
+    ]
+    told = [token.token_id for token in sample(torch.from_numpy(logits), rows)]
+    # Of equal ones the first; what is no number is the best of none.
+    expected = np.where(allowed, np.nan_to_num(logits, nan=-np.inf, neginf=-1e30), -np.inf)
+    for row, (token, scores) in enumerate(zip(told, expected, strict=True)):
+        if row != 4 or scores.max() > -np.inf:
+            assert token == scores.argmax(), row
+        assert allowed[row, token]
