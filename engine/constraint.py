@@ -57,10 +57,13 @@ class _Answer:
 
     grammar: Grammar
     matcher: LLMatcher
+    mask: NDArray[np.uint8]
+    """What may come next: one bit per token, lowest first, in whole 64-bit words."""
+    mask_address: int
     seen: int = 0
     """Tokens of the answer that the matcher was fed."""
-    allowed: NDArray[np.uint8] | None = None
-    """The mask after these; None until it is wanted."""
+    has_mask: bool = False
+    """Whether `mask` is that after these."""
 
 
 class Constraints:
@@ -99,7 +102,9 @@ class Constraints:
         which they are to be looked at."""
         self._spent_s = 0.0
         constrained = [request for request in requests if request.sampling.constraint is not None]
-        return sorted(constrained, key=lambda request: request not in self._late)
+        if self._late:
+            constrained.sort(key=lambda request: request not in self._late)
+        return constrained
 
     def look(self, request: Request) -> Outlook:
         """Whether the next token of a constrained request can be chosen now.
@@ -125,12 +130,13 @@ class Constraints:
         return outlook
 
     def allowed(self, request: Request) -> NDArray[np.uint8] | None:
-        """One bit per token of the vocabulary, lowest first; None: all. After `Outlook.OPEN`."""
+        """One bit per token of the vocabulary, lowest first, in whole 64-bit words; None: all.
+        After `Outlook.OPEN`, and until the answer has grown."""
         if request.sampling.constraint is None:
             return None
-        mask = self._answers[request].allowed
-        assert mask is not None, f"{request.id}: the step did not look at its constraint"
-        return mask
+        answer = self._answers[request]
+        assert answer.has_mask, f"{request.id}: the step did not look at its constraint"
+        return answer.mask
 
     def is_complete(self, request: Request) -> bool:
         """Whether the grammar allows no more than the answer has; False while nobody knows."""
@@ -152,7 +158,8 @@ class Constraints:
             future.add_done_callback(lambda _: self.on_compiled())
             return None
         grammar = future.result()
-        answer = _Answer(grammar, grammar.matcher())
+        mask = np.zeros(8 * -(-self._vocab_size // 64), dtype=np.uint8)
+        answer = _Answer(grammar, grammar.matcher(), mask, mask.ctypes.data)
         self._answers[request] = answer
         return answer
 
@@ -161,8 +168,8 @@ class Constraints:
             raise _refusal(answer, request.output)
         if answer.seen and answer.matcher.is_stopped() and not answer.matcher.is_error():
             return Outlook.COMPLETE
-        if answer.allowed is None:
-            answer.allowed = self._mask(request, answer)
+        if not answer.has_mask:
+            self._find_mask(request, answer)
         return Outlook.OPEN
 
     def _feed(self, request: Request, answer: _Answer) -> bool:
@@ -170,21 +177,25 @@ class Constraints:
         new = request.output[answer.seen :].tolist()
         if not new:
             return True
-        answer.allowed = None
+        answer.has_mask = False
         fed = answer.matcher.try_consume_tokens(new)
         answer.seen += fed
         return fed == len(new)
 
-    def _mask(self, request: Request, answer: _Answer) -> NDArray[np.uint8]:
-        words = np.frombuffer(answer.matcher.compute_bitmask(), dtype=np.uint8)
-        mask = np.zeros((self._vocab_size + 7) // 8, dtype=np.uint8)
-        mask[: len(words)] = words[: len(mask)]
-        if self._vocab_size % 8:
-            mask[-1] &= (1 << self._vocab_size % 8) - 1
+    def _find_mask(self, request: Request, answer: _Answer) -> None:
+        mask = answer.mask
+        # The library takes words of 32 bits; bits behind the vocabulary may be set.
+        size = 4 * -(-self._vocab_size // 32)
+        answer.matcher.unsafe_compute_mask_ptr(answer.mask_address, size)
+        if self._vocab_size % 32:
+            last = self._vocab_size // 8
+            mask[last] &= (1 << self._vocab_size % 8) - 1
+            mask[last + 1 :] = 0
         if answer.matcher.is_error() or not mask.any():
             problem = f"leaves no token after {answer.seen} of the answer, or is too complex there"
             raise InvalidInput(answer.grammar.field, problem)
-        return _without(mask, self._unwanted(request))
+        _leave_out(mask, self._unwanted(request))
+        answer.has_mask = True
 
     def _unwanted(self, request: Request) -> tuple[int, ...]:
         return request.banned_ids + (self._eos_token_ids if request.sampling.ignore_eos else ())
@@ -201,12 +212,16 @@ def _refusal(answer: _Answer, output: TokenIds) -> KvferryError:
     return InternalError(f"{field}: token {token} of the answer is not of its language")
 
 
-def _without(mask: NDArray[np.uint8], ids: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The mask with the bits of `ids` cleared, unless no other bit is set."""
+def _leave_out(mask: NDArray[np.uint8], ids: tuple[int, ...]) -> None:
+    """Clear the bits of `ids`, unless no other bit is set."""
+    allowed = [token for token in ids if mask[token // 8] >> token % 8 & 1]
+    if not allowed:
+        return
     rest = mask.copy()
-    for token in ids:
+    for token in allowed:
         rest[token // 8] &= 255 ^ (1 << token % 8)
-    return rest if rest.any() else mask
+    if rest.any():
+        mask[:] = rest
 
 
 def _nothing() -> None:

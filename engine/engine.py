@@ -157,7 +157,7 @@ class Engine:
         if not self.scheduler.admit_inbound(request):
             return False
         assert request.kv is not None, "admitted above"
-        self.kv_cache.extend(request.kv, request.inbound_len)
+        self.kv_cache.have_slots(request.kv, request.inbound_len)
         return True
 
     def cached_len(self, tokens: TokenIds, extra_key: ExtraKey) -> int:
@@ -178,7 +178,7 @@ class Engine:
         """
         if not self.scheduler.admit_returned(request):
             return False
-        self.kv_cache.extend(request.held_kv, request.prompt_len)
+        self.kv_cache.have_slots(request.held_kv, request.prompt_len)
         return True
 
     def keep_returned(self, request: Request) -> None:
@@ -313,7 +313,7 @@ class Engine:
             request, kv = item.request, item.request.kv
             assert kv is not None, f"{request.id} holds no KV"
             assert kv.req_pool_idx is not None, f"{request.id} holds no row"
-            self.kv_cache.extend(kv, item.stop + len(item.draft))
+            self.kv_cache.have_slots(kv, item.stop + len(item.draft))
             token_ids = request.tokens[item.start : item.stop]
             if item.draft:
                 token_ids = np.append(token_ids, np.asarray(item.draft, dtype=np.int32))

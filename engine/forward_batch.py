@@ -81,18 +81,20 @@ def build_forward_batch(
 def _lay_out(
     sequences: Sequence[SequenceStep], rows: ReqToTokenPool, page_size: int
 ) -> ForwardBatch:
-    req_to_token = rows.req_to_token.numpy()
+    table = rows.table
     counts = [len(sequence.token_ids) for sequence in sequences]
     starts = [sequence.prefix_len for sequence in sequences]
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     indices = [sequence.req_pool_idx for sequence in sequences]
-    metadata = build_attention_metadata(req_to_token, indices, counts, ends, page_size)
-    token_ids = np.concatenate([sequence.token_ids for sequence in sequences])
-    positions = _positions(starts, counts, metadata)
-    rows_of_tokens = np.repeat(np.asarray(indices, dtype=np.int64), counts)
-    out_slots = req_to_token[rows_of_tokens, positions].astype(np.int64)
+    metadata = build_attention_metadata(table, indices, counts, ends, page_size)
+    token_ids = np.concatenate([sequence.token_ids for sequence in sequences], dtype=np.int64)
+    rows_of_tokens, positions = np.array(indices), np.array(starts)
+    if len(token_ids) > len(counts):
+        positions = _positions(starts, counts, metadata)
+        rows_of_tokens = np.repeat(rows_of_tokens, counts)
+    out_slots = table[rows_of_tokens, positions].astype(np.int64)
     return ForwardBatch(
-        token_ids=torch.from_numpy(token_ids.astype(np.int64)),
+        token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         out_slots=torch.from_numpy(out_slots),
         attention=metadata,

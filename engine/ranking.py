@@ -28,6 +28,7 @@ from engine.sampling_item import (
     REACHED,
     SCORES,
     TOLD,
+    TOLD_LEN,
     TOP_P,
     UNIFORM,
     VOCAB_SIZE,
@@ -189,6 +190,7 @@ def telling() -> Task:
     def tell(item: int, _: int) -> int:
         words = array_at(item, WORDS, np.int64)
         count = min(words[COUNT], words[FOUND])
+        words[TOLD_LEN] = count
         if count > 0:
             items = array_at(words[RANKED], count, np.int64)
             ids = array_at(words[IDS], count, np.int64)

@@ -132,13 +132,11 @@ def _ask(step: SamplingStep, item: int, row: SamplingRow) -> None:
     if row.takes_best:
         return
     params = row.params
-    addends = dict(params.logit_bias)
+    banned = () if row.allowed is not None else row.banned
+    if params.logit_bias or banned:
+        step.add(item, {**params.logit_bias, **dict.fromkeys(banned, -np.inf)})
     if row.allowed is not None:
         step.allow(item, row.allowed)
-    else:
-        addends |= dict.fromkeys(row.banned, -np.inf)
-    if addends:
-        step.add(item, addends)
     if row.has_penalties:
         step.penalize(item, params, row.prompt, row.output)
     if not row.is_greedy:

@@ -34,11 +34,12 @@ STAGES = 4
     COUNT,  # of most likely tokens that are looked at; 0: as many as top-p needs
     IDS,  # of int64 [COUNT]: the most likely tokens that are told
     TOLD,  # of float64 [COUNT]: their scores
+    TOLD_LEN,  # how many there are: `COUNT`, if there are so many
     RANKED,  # of int64 [FOUND]: what `engine.ranking` has found
     FOUND,
     CHOSEN,  # the token: the best one, or the one that was drawn
     PLACES_END,
-) = range(STAGES, STAGES + 20)
+) = range(STAGES, STAGES + 21)
 """Whole numbers."""
 
 (
@@ -62,7 +63,8 @@ def item_part() -> Task:
 
     @task
     def part(arguments: int, index: int) -> int:
-        item = array_at(arguments, 1, np.int64)[0] + 8 * WORDS * index
+        given = array_at(arguments, 2, np.int64)
+        item = given[0] + 8 * given[1] * index
         stages = array_at(item, STAGES, np.int64)
         for stage in range(STAGES):
             if stages[stage] != 0:
@@ -74,6 +76,6 @@ def item_part() -> Task:
 
 @kernel
 def run_items(board: int, part: int, items: I64) -> None:
-    """Have a crew run items [n, WORDS]. part: the address of `item_part`."""
-    share(board, part, np.array([address_of(items)]), len(items))
+    """Have a crew run items [n, WORDS at least]. part: the address of `item_part`."""
+    share(board, part, np.array([address_of(items), items.shape[1]]), len(items))
     keep(items)

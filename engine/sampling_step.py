@@ -37,6 +37,7 @@ from engine.sampling_item import (
     SEEN,
     SEEN_LEN,
     TOLD,
+    TOLD_LEN,
     UNIFORM,
     VOCAB_SIZE,
     WORDS,
@@ -152,30 +153,23 @@ class SamplingStep:
 
     def run(self, board: int) -> None:
         """Have a crew do it."""
-        items = self._items
-        shape = len(items), max(each.told or 0 for each in items)
-        maxima = np.empty((len(items), -(-self._groups // GROUP) * GROUP), dtype=np.float32)
-        reached = np.ones((len(items), self._groups))
-        ids, scores = np.zeros(shape, dtype=np.int64), np.full(shape, -np.inf)
-        found = (MAXIMA, maxima), (REACHED, reached), (IDS, ids), (TOLD, scores)
-        for place, array in found:
-            first, step = _address(array), array.strides[0]
-            for number, each in enumerate(items):
-                each.places[place] = first + number * step
-        words = self._packed()
+        self._give_scores()
+        most = max(each.told or 0 for each in self._items)
+        room = _Room(self._groups, most)
+        words = np.empty((len(self._items), room.words), dtype=np.int64)
+        packed, first = words.data.cast("B"), _address(words)
+        for number, each in enumerate(self._items):
+            room.give(each, first + 8 * room.words * number)
+            _WORDS.pack_into(packed, 8 * room.words * number, *each.places, *each.numbers)
         run_items(board, item_part().address, words)
         self.chosen = words[:, CHOSEN].tolist()
-        if any(each.told is not None for each in items):
-            # One after the other in memory: numpy's logarithm of others may be rounded otherwise.
-            sums = reached[:, -1].copy()
-            self._norms = (words.view(np.float64)[:, BEST] + np.log(sums)).tolist()
-            pairs = zip(ids.tolist(), scores.tolist(), strict=True)
-            self._most_likely = [list(zip(*pair, strict=True)) for pair in pairs]
+        if any(each.told is not None for each in self._items):
+            self._read_told(words, room)
 
     def told(self, item: int) -> tuple[tuple[int, float], ...]:
         """The most likely tokens and their log probabilities, best first."""
-        norm, found = self._norms[item], self._most_likely[item][: self._items[item].told]
-        return tuple((token, score - norm) for token, score in found if score > -np.inf)
+        norm = self._norms[item]
+        return tuple((token, score - norm) for token, score in self._most_likely[item])
 
     def norm(self, item: int) -> float:
         """What log probabilities are short of scores."""
@@ -183,26 +177,55 @@ class SamplingStep:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _packed(self) -> NDArray[np.int64]:
-        """All items as words [items, WORDS], and memory for scores that are not the logits."""
-        vocab_size, groups = self._logits.shape[1], self._groups
-        adjusted = [each for each in self._items if each.is_adjusted or vocab_size % GROUP]
-        memory = np.empty((len(adjusted), GROUP * groups), dtype=np.float32)
-        self._kept.append(memory)
-        first = _address(self._logits)
+    def _give_scores(self) -> None:
+        """Say where all logits are, and give memory to scores that are not the logits."""
+        logits, groups = self._logits, self._groups
+        adjusted = [each for each in self._items if each.is_adjusted or logits.shape[1] % GROUP]
+        first = _address(logits)
         for each in self._items:
             places = each.places
             places[: len(each.stages)] = each.stages
-            places[LOGITS] = places[SCORES] = first + self._logits.strides[0] * each.at
-            places[VOCAB_SIZE], places[GROUPS] = vocab_size, groups
-            if not each.wants_sums:
-                places[REACHED] = 0
-        first = _address(memory)
-        for number, each in enumerate(adjusted):
-            each.places[: len(each.stages) + 1] = adjusting().address, *each.stages
-            each.places[SCORES] = first + memory.strides[0] * number
-        packed = b"".join([_WORDS.pack(*each.places, *each.numbers) for each in self._items])
-        return np.frombuffer(bytearray(packed), dtype=np.int64).reshape(-1, WORDS)
+            places[LOGITS] = places[SCORES] = first + logits.strides[0] * each.at
+            places[VOCAB_SIZE], places[GROUPS] = logits.shape[1], groups
+        if adjusted:
+            memory = np.empty((len(adjusted), GROUP * groups), dtype=np.float32)
+            self._kept.append(memory)
+            first = _address(memory)
+            for number, each in enumerate(adjusted):
+                each.places[: len(each.stages) + 1] = adjusting().address, *each.stages
+                each.places[SCORES] = first + memory.strides[0] * number
+
+    def _read_told(self, words: NDArray[np.int64], room: _Room) -> None:
+        numbers = words.view(np.float64)
+        # One after the other in memory: numpy's logarithm of others may be rounded otherwise.
+        best, sums = numbers[:, BEST], numbers[:, room.ids - 1].copy()
+        self._norms = (best + np.log(sums)).tolist()
+        counts = words[:, TOLD_LEN].tolist()
+        ids, scores = words[:, room.ids :].tolist(), numbers[:, room.scores :].tolist()
+        self._most_likely = [
+            list(zip(ids[item][:count], scores[item][:count], strict=True))
+            for item, count in enumerate(counts)
+        ]
+
+
+class _Room:
+    """What an item finds lies behind its words: maxima, sums, and what it is told."""
+
+    __slots__ = ("ids", "scores", "sums", "words")
+
+    def __init__(self, groups: int, most: int) -> None:
+        """In words from the item on."""
+        self.sums = WORDS + -(-groups // GROUP) * GROUP // 2
+        self.ids = self.sums + groups
+        self.scores = self.ids + most
+        self.words = self.scores + most
+
+    def give(self, item: _Item, address: int) -> None:
+        """To an item at an address."""
+        places = item.places
+        places[MAXIMA] = address + 8 * WORDS
+        places[REACHED] = address + 8 * self.sums if item.wants_sums else 0
+        places[IDS], places[TOLD] = address + 8 * self.ids, address + 8 * self.scores
 
 
 @cache

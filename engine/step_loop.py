@@ -27,8 +27,9 @@ class LoopPart(Protocol):
 
     handle: called for each event from the inbox, until one part says it was its own.
     tick: called at least every `ENGINE_IDLE_WAIT_S` and after each batch of events.
-    flush: called before and after each step; what was gathered is sent off here. Before, so that
-        a token that came with a handoff does not wait for the step it makes possible.
+    flush: called after each step, and before it if an event came or nothing was computed last; what
+        was gathered is sent off here. Before, so that a token that came with a handoff does not
+        wait for the step it makes possible.
     stop: called once, with the reason, when the loop ends. The process ends with it, so this
         tells those outside and leaves the KV alone, which may be in any state after a fault.
     """
@@ -147,16 +148,23 @@ class StepLoop:
             self._end(WorkerUnavailable(f"the engine failed: {error!r}"))
 
     def _turn(self) -> None:
-        for event in self._drain():
+        events = self._drain()
+        for event in events:
             if event is not None and not any(part.handle(event) for part in self._parts):
                 raise AssertionError(f"no part takes {event!r}")
         for part in self._parts:
             part.tick()
-        self._flush()
-        self._computed = self._engine.step()
-        if self._computed:
+        # Right after a step there is nothing new: whole turns take less than a millisecond.
+        is_flushed = bool(events) or not self._computed
+        if is_flushed:
             self._flush()
-        elif self.snapshot.accounts.rows_live == self._engine.kv_cache.copies_in_flight == 0:
+        self._computed = self._engine.step()
+        if self._computed or not is_flushed:
+            self._flush()
+        if (
+            not self._computed
+            and self.snapshot.accounts.rows_live == self._engine.kv_cache.copies_in_flight == 0
+        ):
             self._audit_idle()
         self._last_turn_s = self._clock.now()
 

@@ -82,6 +82,7 @@ class KVCache:
         if tier is not None:
             tier.when_done(lambda: self.on_copy_done())
         self._live: dict[int, RequestKV] = {}
+        self._slides = tree.window.tokens is not None
 
     @property
     def page_size(self) -> int:
@@ -204,7 +205,12 @@ class KVCache:
         return [waiter.kv for waiter, _ in arrived if waiter.kv.loading_len == 0]
 
     def extend(self, kv: RequestKV, new_len: int) -> SlotIndices:
-        """Have slots for positions `[0, new_len)`; returns those of `[committed_len, new_len)`.
+        """As `have_slots`; returns the slots of positions `[committed_len, new_len)`."""
+        self.have_slots(kv, new_len)
+        return self.rows.read(require_live(self, kv), kv.committed_len, new_len)
+
+    def have_slots(self, kv: RequestKV, new_len: int) -> None:
+        """Have slots for positions `[0, new_len)`, in its row.
 
         The rest of the last page is used before new pages are taken; unlocked cache is evicted as
         needed. What has left the window is given up first; it could be published until then.
@@ -215,13 +221,13 @@ class KVCache:
         assert kv.committed_len <= new_len <= self.context_length, (
             f"{kv} cannot be extended to {new_len} of {self.context_length} tokens"
         )
-        self._slide(kv, row)
-        needed = self.layout.round_up(new_len) - kv.allocated_len
-        if needed > 0:
+        if self._slides:
+            self._slide(kv, row)
+        if new_len > kv.allocated_len:
+            needed = self.layout.round_up(new_len) - kv.allocated_len
             self.rows.write(row, kv.allocated_len, self._take(needed))
             kv.allocated_len += needed
             self._changed()
-        return self.rows.read(row, kv.committed_len, new_len)
 
     def commit(self, kv: RequestKV, new_len: int) -> None:
         """K/V of `[committed_len, new_len)` is in the pool now."""
@@ -341,12 +347,18 @@ class KVCache:
     def accounts(self) -> KvAccounts:
         """Every slot by its owner."""
         live = self._live.values()
+        private = inbound = 0
+        for kv in live:
+            if kv.inbound:
+                inbound += kv.private_len
+            else:
+                private += kv.private_len
         return KvAccounts(
             free=self.allocator.num_free,
             evictable=self.tree.evictable_size(),
             protected=self.tree.protected_size(),
-            private=sum(kv.private_len for kv in live if not kv.inbound),
-            inbound=sum(kv.private_len for kv in live if kv.inbound),
+            private=private,
+            inbound=inbound,
             loading=0 if self.tier is None else self.tier.loading,
             total=self.num_slots,
             outbound_pinned=pinned_slots(live),

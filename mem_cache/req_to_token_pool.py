@@ -26,14 +26,14 @@ class ReqToTokenPool:
     """The row table `R[r, p]`, and which rows are free. Row 0 is never handed out.
 
     `req_to_token` is int32 `[rows + 1, context_length]` on the host, where a step's page tables are
-    read out of it; kernels on a device get those.
+    read out of it; kernels on a device get those. `table` is the same as an array.
     """
 
     def __init__(self, rows: int, context_length: int) -> None:
         self.num_rows = rows
         self.context_length = context_length
-        self._host: NDArray[np.int32] = np.zeros((rows + 1, context_length), dtype=np.int32)
-        self.req_to_token: torch.Tensor = torch.from_numpy(self._host)
+        self.table: NDArray[np.int32] = np.zeros((rows + 1, context_length), dtype=np.int32)
+        self.req_to_token: torch.Tensor = torch.from_numpy(self.table)
         # Asked at every call of the cache: a list answers sooner than an array.
         self._generations = [0] * (rows + 1)
         self._free = list(range(rows, 0, -1))
@@ -92,8 +92,8 @@ class ReqToTokenPool:
         stop = start + len(slots)
         assert 0 < row <= self.num_rows, f"row {row} is reserved or out of range"
         assert stop <= self.context_length, f"position {stop} is beyond {self.context_length}"
-        self._host[row, start:stop] = slots
+        self.table[row, start:stop] = slots
 
     def read(self, row: int, start: int, stop: int) -> SlotIndices:
         """A copy of R[row, start:stop]: the row may be reused while the caller holds it."""
-        return self._host[row, start:stop].astype(np.int64)
+        return self.table[row, start:stop].astype(np.int64)

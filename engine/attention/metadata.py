@@ -7,6 +7,7 @@ receives. Names and meanings as in FlashInfer's paged wrappers (`plan` arguments
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -69,26 +70,21 @@ def build_attention_metadata(
     Positions of a page are consecutive slots of one page (kv-ownership: page size), so each page is
     known by its first slot.
     """
-    lengths = np.asarray(kv_lengths, dtype=np.int32)
-    pages = (lengths + np.int32(page_size - 1)) // np.int32(page_size)
-    kv_indptr = _indptr(pages)
-    kv_indices = np.empty(int(kv_indptr[-1]), dtype=np.int32)
-    for row, length, start, stop in zip(
-        req_pool_idx, kv_lengths, kv_indptr[:-1].tolist(), kv_indptr[1:].tolist(), strict=True
-    ):
-        kv_indices[start:stop] = req_to_token[row, 0:length:page_size]
+    # A step has few sequences: numbers of Python cost less than a dozen operations on arrays.
+    pages = [-(-length // page_size) for length in kv_lengths]
+    rows = zip(req_pool_idx, kv_lengths, strict=True)
+    kv_indices = np.concatenate([req_to_token[row, 0:length:page_size] for row, length in rows])
     if page_size > 1:
         kv_indices //= np.int32(page_size)
+    last = [(length - 1) % page_size + 1 for length in kv_lengths]
     return AttentionMetadata(
-        qo_indptr=_indptr(np.asarray(query_lengths, dtype=np.int32)),
-        kv_indptr=kv_indptr,
+        qo_indptr=_indptr(query_lengths),
+        kv_indptr=_indptr(pages),
         kv_indices=kv_indices,
-        kv_last_page_len=lengths - (pages - 1) * np.int32(page_size),
+        kv_last_page_len=np.array(last, dtype=np.int32),
         page_size=page_size,
     )
 
 
-def _indptr(counts: NDArray[np.int32]) -> NDArray[np.int32]:
-    indptr = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=indptr[1:])
-    return indptr
+def _indptr(counts: Sequence[int]) -> NDArray[np.int32]:
+    return np.array([0, *accumulate(counts)], dtype=np.int32)
