@@ -23,6 +23,9 @@ class Mark(Enum):
     ADOPTED = "adopted_s"
     ENDED = "ended_s"
 
+    # Each is one object. `Enum` has a function of Python for it, called once per token here.
+    __hash__ = object.__hash__
+
 
 class AttemptTimes:
     """The marks of one attempt: at most one reading of the clock for each."""

@@ -196,7 +196,8 @@ class Admission:
 
     def slots_needed(self, request: Request, stop: int) -> int:
         """Slots that `request` lacks to compute its tokens up to `stop`."""
-        return max(0, self._rounded(stop) - request.held_kv.allocated_len)
+        held = request.held_kv.allocated_len
+        return 0 if stop <= held else self._rounded(stop) - held
 
     def reserved(self, admitted: Iterable[Request]) -> int:
         """Available slots that no step may give to others: fixed requests will take them."""

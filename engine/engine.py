@@ -274,10 +274,12 @@ class Engine:
     def _constrain(self, items: list[StepItem]) -> tuple[list[StepItem], bool]:
         """What of a step can be computed with the grammars of the answers in it, and whether one
         of these has ended an answer."""
-        choosing = (item.request for item in items if item.chooses)
+        constrained = self.constraints.begin_step(item.request for item in items if item.chooses)
+        if not constrained:
+            return items, False
         later: set[Request] = set()
         has_ended = False
-        for request in self.constraints.begin_step(choosing):
+        for request in constrained:
             if request.stage is Stage.ENDED:
                 continue
             outlook = self._look(request)
@@ -344,7 +346,7 @@ class Engine:
             several = request.firsts_due > 1
             for index in range(request.firsts_due):
                 own = params.of_sample(index) if several else params
-                given = (own, request.prompt, request.output, request.banned_ids, allowed)
+                given = (own, request.known, request.prompt_len, request.banned_ids, allowed)
                 rows.append(SamplingRow(*given))
                 at.append(trial.next_row)
         tokens = iter(self.sampler.sample(logits, rows, at))
@@ -405,10 +407,12 @@ class Engine:
     def _measure(self, items: Sequence[StepItem], seconds: float) -> None:
         if self.scheduler.itl_limit is not None:
             self.scheduler.itl_limit.observe(items, seconds)
-        tokens = sum(
-            item.stop - item.start for item in items if item.request.stage is Stage.PREFILLING
-        )
-        sequences = sum(item.request.stage is not Stage.PREFILLING for item in items)
+        tokens = sequences = 0
+        for item in items:
+            if item.request.stage is Stage.PREFILLING:
+                tokens += item.stop - item.start
+            else:
+                sequences += 1
         self.step_counts.observe(tokens, sequences, seconds)
         if tokens == 0 or seconds <= 0.0:
             return

@@ -96,6 +96,16 @@ def _bound(scores: int, groups: int, count: int, best: np.float32) -> Any:
 
 
 @inlined
+def _count(scores: int, maxima: F32, bound: np.float32) -> int:
+    """How many of all scores reach the bound: only groups whose maximum does are looked at."""
+    count = 0
+    for group in range(len(maxima)):
+        if maxima[group] >= bound:
+            count += count_reaching(scores + 4 * GROUP * group, 1, bound)
+    return count
+
+
+@inlined
 def _collect(scores: int, maxima: F32, bound: np.float32, items: I64) -> None:
     """Items of all that reaches the bound, in the order of ids."""
     at = 0
@@ -163,7 +173,7 @@ def ranking() -> Task:
             of = words[MAXIMA] if few else scores
             in_groups = (groups + GROUP - 1) // GROUP if few else groups
             bound = _bound(of, in_groups, count, np.float32(best))
-            found = count_reaching(scores, groups, bound)
+            found = _count(scores, maxima, bound)
             memory = take(16 * found)
             items = array_at(memory, found, np.int64)
             _collect(scores, maxima, bound, items)

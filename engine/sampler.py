@@ -38,9 +38,9 @@ class SamplingRow(NamedTuple):
     """One sequence of the step that wants a token. A tuple, because one is made per token."""
 
     params: SamplingParams
-    prompt: TokenIds
-    output: TokenIds
-    """Tokens generated so far."""
+    known: TokenIds
+    """Prompt and answer so far, int32."""
+    prompt_len: int
     banned: tuple[int, ...]
     """Ids that may not be chosen now: ends, while the output is shorter than min_tokens. Of no
     effect with `allowed`, which knows of them."""
@@ -84,7 +84,8 @@ class Sampler:
 
     def __init__(self, crew: Crew | None = None) -> None:
         """`crew`: None chooses on the calling thread alone."""
-        self._crew = crew or Crew(1)
+        self._alone = Crew(1)
+        self._crew = crew or self._alone
 
     def sample(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], at: Sequence[int] | None = None
@@ -118,7 +119,8 @@ class Sampler:
             if row.params.logprobs is not None:
                 tellers[n] = n if row.takes_best else step.item(at[n])
                 step.tell(tellers[n], row.params.logprobs)
-        step.run(self._crew.board)
+        # Waking others takes as long as one pass over some rows.
+        step.run(self._crew.board if step.is_long else self._alone.board)
         out = [OutputToken(token) for token in step.chosen[: len(rows)]]
         for n, item in tellers.items():
             token = out[n].token_id
@@ -138,9 +140,9 @@ def _ask(step: SamplingStep, item: int, row: SamplingRow) -> None:
     if row.allowed is not None:
         step.allow(item, row.allowed)
     if row.has_penalties:
-        step.penalize(item, params, row.prompt, row.output)
+        step.penalize(item, params, row.known, row.prompt_len)
     if not row.is_greedy:
-        step.draw(item, params, uniform(params.seed, len(row.output)))
+        step.draw(item, params, uniform(params.seed, len(row.known) - row.prompt_len))
 
 
 def _best(logits: torch.Tensor) -> list[int]:

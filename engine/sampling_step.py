@@ -88,7 +88,7 @@ class SamplingStep:
         self._kept: list[object] = []
         self._groups = -(-logits.shape[1] // GROUP)
         self._norms: list[float] = []
-        self._most_likely: list[list[tuple[int, float]]] = []
+        self._told: list[tuple[tuple[int, float], ...]] = []
 
     def item(self, at: int) -> int:
         """Another item, of `logits[at]`; its number."""
@@ -107,16 +107,14 @@ class SamplingStep:
         asked.places[ADDED_IDS], asked.places[ADDENDS] = _address(ids), _address(numbers)
         asked.places[ADDED] = len(ids)
 
-    def penalize(
-        self, item: int, params: SamplingParams, prompt: TokenIds, output: TokenIds
-    ) -> None:
+    def penalize(self, item: int, params: SamplingParams, known: TokenIds, prompt_len: int) -> None:
         """Change the scores of tokens seen before."""
-        seen = np.concatenate((prompt, output), dtype=np.int32)
+        seen = np.ascontiguousarray(known, dtype=np.int32)
         self._kept.append(seen)
         asked = self._items[item]
         asked.is_adjusted = True
         asked.places[SEEN] = _address(seen)
-        asked.places[PROMPT_LEN], asked.places[SEEN_LEN] = len(prompt), len(seen)
+        asked.places[PROMPT_LEN], asked.places[SEEN_LEN] = prompt_len, len(seen)
         asked.numbers[REPETITION - PLACES_END] = params.repetition_penalty
         asked.numbers[PRESENCE - PLACES_END] = params.presence_penalty
         asked.numbers[FREQUENCY - PLACES_END] = params.frequency_penalty
@@ -151,6 +149,13 @@ class SamplingStep:
 
     # --- answers --------------------------------------------------------------------------------
 
+    @property
+    def is_long(self) -> bool:
+        """Whether more is wanted of any item than its best token."""
+        return any(
+            each.is_adjusted or each.wants_sums or len(each.stages) > 1 for each in self._items
+        )
+
     def run(self, board: int) -> None:
         """Have a crew do it."""
         self._give_scores()
@@ -168,8 +173,7 @@ class SamplingStep:
 
     def told(self, item: int) -> tuple[tuple[int, float], ...]:
         """The most likely tokens and their log probabilities, best first."""
-        norm = self._norms[item]
-        return tuple((token, score - norm) for token, score in self._most_likely[item])
+        return self._told[item]
 
     def norm(self, item: int) -> float:
         """What log probabilities are short of scores."""
@@ -199,13 +203,11 @@ class SamplingStep:
         numbers = words.view(np.float64)
         # One after the other in memory: numpy's logarithm of others may be rounded otherwise.
         best, sums = numbers[:, BEST], numbers[:, room.ids - 1].copy()
-        self._norms = (best + np.log(sums)).tolist()
-        counts = words[:, TOLD_LEN].tolist()
-        ids, scores = words[:, room.ids :].tolist(), numbers[:, room.scores :].tolist()
-        self._most_likely = [
-            list(zip(ids[item][:count], scores[item][:count], strict=True))
-            for item, count in enumerate(counts)
-        ]
+        norms = best + np.log(sums)
+        self._norms = norms.tolist()
+        ids, told = words[:, room.ids : room.scores], numbers[:, room.scores :] - norms[:, None]
+        found = zip(ids.tolist(), told.tolist(), words[:, TOLD_LEN].tolist(), strict=True)
+        self._told = [tuple(zip(ids[:n], told[:n], strict=True)) for ids, told, n in found]
 
 
 class _Room:

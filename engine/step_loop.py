@@ -192,10 +192,12 @@ class StepLoop:
         try:
             if not self._computed:
                 events.append(self._inbox.get(timeout=self._idle_wait()))
-            while True:
-                events.append(self._inbox.get_nowait())
         except queue.Empty:
             return events
+        # Only this thread takes from it.
+        while not self._inbox.empty():
+            events.append(self._inbox.get_nowait())
+        return events
 
     def _idle_wait(self) -> float:
         wait = ENGINE_IDLE_WAIT_S

@@ -62,9 +62,9 @@ class AttemptRequest:
         return sum(not sample.is_done for sample in self.resumed)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probability of a chosen token, and of the most likely ones, best first."""
+class TokenLogprobs(NamedTuple):
+    """Log probability of a chosen token, and of the most likely ones, best first. A tuple, as
+    `OutputToken` is."""
 
     token_id: int
     logprob: float

@@ -101,7 +101,7 @@ def test_answers_to_any_schema_are_valid(
             break
         logits = torch.randn(1, VOCAB, generator=generator) * 4
         row = SamplingRow(
-            request.sampling, request.prompt, request.output, (), constraints.allowed(request)
+            request.sampling, request.known, request.prompt_len, (), constraints.allowed(request)
         )
         (chosen,) = Sampler().sample(logits, [row])
         request.append(chosen.token_id)

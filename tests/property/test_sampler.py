@@ -52,12 +52,11 @@ _MASKS = st.none() | st.sets(st.integers(0, VOCAB - 1), min_size=1).map(_mask)
 def _rows(draw: st.DrawFn) -> list[SamplingRow]:
     ids = st.lists(st.integers(0, VOCAB - 1), max_size=12)
 
-    def tokens() -> np.ndarray:
-        return np.asarray(draw(ids), dtype=np.int32)
-
     def row() -> SamplingRow:
         banned = tuple(draw(st.sets(st.integers(0, 5))))
-        return SamplingRow(draw(_params()), tokens(), tokens(), banned, draw(_MASKS))
+        prompt, output = draw(ids), draw(ids)
+        known = np.asarray(prompt + output, dtype=np.int32)
+        return SamplingRow(draw(_params()), known, len(prompt), banned, draw(_MASKS))
 
     return [row() for _ in range(draw(st.integers(1, 4)))]
 
@@ -84,5 +83,5 @@ def test_not_even_broken_logits_leave_the_vocabulary(
     values: list[float], params: SamplingParams
 ) -> None:
     none = np.empty(0, dtype=np.int32)
-    (token,) = sample(torch.tensor([values]), [SamplingRow(params, none, none, ())])
+    (token,) = sample(torch.tensor([values]), [SamplingRow(params, none, 0, ())])
     assert 0 <= token.token_id < VOCAB

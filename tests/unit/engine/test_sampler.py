@@ -27,8 +27,8 @@ def _row(
 ) -> SamplingRow:
     return SamplingRow(
         SamplingParams(**params),
-        np.asarray(prompt, dtype=np.int32),
-        np.asarray(output, dtype=np.int32),
+        np.asarray(prompt + output, dtype=np.int32),
+        len(prompt),
         banned,
     )
 
