@@ -118,8 +118,8 @@ CACHE_MUTANTS = (
         "inbound-counted-as-private",
         "Slots reserved for a handoff are an account of their own.",
         _CACHE,
-        "private=sum(kv.private_len for kv in live if not kv.inbound)",
-        "private=sum(kv.private_len for kv in live)",
+        "            else:\n                private += kv.private_len\n",
+        "            private += kv.private_len\n",
         _CACHE_TESTS,
     ),
     Mutant(

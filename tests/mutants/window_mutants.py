@@ -67,8 +67,8 @@ WINDOW_MUTANTS = (
         "window-never-slides",
         "What has left the window is given up before slots are taken.",
         _CACHE,
-        "        self._slide(kv, row)\n",
-        "",
+        "self._slides = tree.window.tokens is not None",
+        "self._slides = False",
         _CACHE_TESTS,
     ),
     Mutant(

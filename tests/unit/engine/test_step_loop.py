@@ -141,6 +141,26 @@ def test_news_leave_before_the_step_they_make_possible() -> None:
     assert order[first : first + 3] == ["event", "flush", "step"]
 
 
+def test_between_two_steps_parts_are_flushed_once_unless_an_event_came() -> None:
+    bench = Bench()
+    order: list[str] = []
+    original = bench.engine_bench.engine.step
+
+    def step() -> bool:
+        computed = original()
+        order.append("step" if computed else "idle")
+        return computed
+
+    bench.engine_bench.engine.step = step
+    bench.part.flush = lambda: order.append("flush")
+    bench.loop.post(lambda: bench.engine_bench.submit("r", PROMPT, max_tokens=5))
+    wait_until("answered", lambda: "r" in bench.engine_bench.recorder.ends)
+    wait_until("idle", lambda: "idle" in order[order.index("step") :])
+    bench.loop.stop()
+    first = order.index("step")
+    assert order[first - 1 : first + 11] == ["flush", *(["step", "flush"] * 5), "idle"]
+
+
 def test_idle_loop_audits_its_ledger_and_a_violation_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
