@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING
 
 from cluster import console
 from cluster.client import CallFailed
-from cluster.commands import ask, local, look, nodes, orders, plan, rollout, simulate, top, trace
+from cluster.commands import (
+    ask,
+    bench,
+    local,
+    look,
+    nodes,
+    orders,
+    plan,
+    rollout,
+    simulate,
+    top,
+    trace,
+)
 from cluster.commands.flags import client_flags
 from cluster.interrupts import interrupt_on_signals
 from kvferry.config import settings
@@ -26,7 +38,7 @@ if TYPE_CHECKING:
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
-_GROUPS = (local, nodes, ask, look, top, trace, plan, orders, rollout, simulate)
+_GROUPS = (local, nodes, ask, look, top, trace, plan, orders, rollout, simulate, bench)
 """In the order in which the help shows them."""
 _WITH_SETTINGS = ("serve", "demo", "up", "down", "apply", "simulate")
 
