@@ -175,6 +175,8 @@ def _read_prompts(text: str, plan: DatasetPlan) -> list[_Row]:
     rows = []
     for number, line in enumerate(text.splitlines()):
         row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number + 1}: is no object")
         answer = int(row.get("output_length", plan.answer_tokens))
         session = str(row.get("session", f"line-{number}"))
         prompt = row["prompt"]

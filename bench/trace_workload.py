@@ -46,7 +46,7 @@ def trace_workload(plan: DatasetPlan, tokens: TokenSource, seed: int) -> Workloa
     """Raises `InvalidInput` naming the flag at fault."""
     try:
         trace = read_trace(Path(plan.path), seed)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput("path", f"no trace can be read from {plan.path!r}: {error}") from error
     lengths = [
         fitted(plan, _scaled(request.prompt_tokens, plan), _scaled(request.answer_tokens, plan))

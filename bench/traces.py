@@ -144,6 +144,8 @@ def read_trace(path: Path, seed: int = 0) -> Trace:
         first = json.loads(lines[0])
     except json.JSONDecodeError as error:
         raise UnknownTraceFormat(f"{path}: first line: {error}") from error
+    if not isinstance(first, dict):
+        raise UnknownTraceFormat(f"{path}: a row is no object")
     if "clients" in first:
         return _read_servegen(_name(path), first, np.random.default_rng(seed))
     rows = [json.loads(line) for line in lines]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.plan import Door
 from cluster.client import CallFailed
-from cluster.commands.flags import client_of
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
 
     from bench.plan import EndpointPlan
+    from cluster.client import Client
 
 _TIMEOUT_S = 10.0
 
@@ -31,11 +31,11 @@ class Server:
     config: dict[str, Any]
 
 
-def server_of(arguments: argparse.Namespace, endpoint: EndpointPlan) -> Server:
-    """Asks it. Raises `CallFailed`."""
+def server_of(endpoint: EndpointPlan, connect: Callable[[], Client]) -> Server:
+    """Asks it; `connect` is for routers. Raises `CallFailed`."""
     if endpoint.door is Door.HTTP:
         return _over_http(endpoint)
-    with client_of(arguments) as client:
+    with connect() as client:
         model, status = client.model_info(), client.cluster_status()
     config = {
         "model": model.model,

@@ -30,7 +30,7 @@ from bench.run_text import run_lines
 from bench.summary import summarized
 from cluster.bench_server import server_of
 from cluster.commands.bench_merge import write_to
-from cluster.commands.flags import add_address, add_command
+from cluster.commands.flags import add_address, add_command, client_of
 from cluster.interrupts import ignore_signals
 from kvferry.clock import MonotonicClock, unix_time_s
 from kvferry.errors import InvalidInput, WorkerUnavailable
@@ -126,7 +126,7 @@ def _run(arguments: argparse.Namespace) -> None:
     start_at_unix_s = start_of(arguments.start_at)
     plan = plan_of(arguments)
     check_plan(replace(plan, parts=arguments.clients))
-    server = server_of(arguments, plan.endpoint)
+    server = server_of(plan.endpoint, lambda: client_of(arguments))
     plan = replace(plan, endpoint=server.endpoint, dataset=_fitting(plan, server.context_length))
     record, interrupted = _measured(arguments, plan, start_at_unix_s, targets, server.config)
     with ignore_signals():
