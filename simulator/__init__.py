@@ -5,7 +5,7 @@ allocators, rows and ledgers, and the events between them. Modelled are steps (`
 step contains (`worker`, as `engine.scheduler` plans it), links, and delays of messages.
 docs/simulate.md says what that is good for.
 
-May import `router`, `mem_cache` and `kvferry`. What is above, such as the planner, is given to it.
+May import `bench`, `router`, `mem_cache` and `kvferry`. What is above is given to it.
 
 Reading order: `settings`, `step_times`, `workload`, `event_queue`, `simulation`, `sim_router`,
 `handoffs`, `cache_news`, `worker`, `answers`, `worker_kv`, `page_ids`, `page_cache`, `run_columns`.

@@ -6,12 +6,18 @@ import dataclasses
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from bench.record import About, RunKind, RunRecord, requests_of_columns
+from bench.summary import summarized
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from simulator.run_columns import RunColumns
     from simulator.settings import SimSettings
     from simulator.step_times import StepTimes
+
+_STARTED = "1970-01-01T00:00:00+00:00"
+"""Simulated time has no date."""
 
 
 def run_record(
@@ -20,31 +26,20 @@ def run_record(
     trace: str,
     load: Mapping[str, Any],
     columns: RunColumns,
-) -> dict[str, Any]:
-    """About, summary, and a column of each figure of the requests; what JSON can hold.
-
-    Nothing in it depends on when or where it was simulated: equal runs have equal records.
-    """
-    summary = dict(columns.summary())
-    return {
-        "kvferry_run": 1,
-        "about": {
-            "name": f"simulated {trace}",
-            "kind": "simulated",
-            "started": "1970-01-01T00:00:00+00:00",
-            "duration_s": summary["duration_s"],
-            "dataset": {"name": trace},
-            "load": dict(load),
-            "endpoint": "grpc",
-            "seed": settings.seed,
-            "targets": None,
-            "config": {"cluster": _plain(settings), "times": _plain(times)},
-            "versions": {},
-            "machine": {},
-        },
-        "summary": summary,
-        "requests": columns.record(times.kv_bytes_per_token),
-    }
+) -> RunRecord:
+    """Nothing in it depends on when or where it was simulated: equal runs have equal records."""
+    about = About(
+        name=f"simulated {trace}",
+        kind=RunKind.SIMULATED,
+        started=_STARTED,
+        duration_s=float(columns.summary()["duration_s"]),
+        dataset={"name": trace},
+        load=dict(load),
+        endpoint="grpc",
+        seed=settings.seed,
+        config={"cluster": _plain(settings), "times": _plain(times)},
+    )
+    return summarized(about, requests_of_columns(columns.record(times.kv_bytes_per_token)))
 
 
 def _plain(record: SimSettings | StepTimes) -> dict[str, Any]:

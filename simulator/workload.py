@@ -7,13 +7,12 @@ are scaled to the rate.
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.traces import read_trace
 from kvferry.errors import InvalidInput
 from router.request import ServiceClass
 from simulator.attempt import Asked
@@ -25,11 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from bench.traces import Trace
+
 _SHIFT_S = 60.0
 """Copies of a trace begin within so many of its seconds..."""
 _JITTER_S = 3.0
 """...and each request within so many: times in traces are rounded to this."""
-_MOONCAKE_BLOCK_TOKENS = 512
+_NODE_SHIFT = 24
+"""More blocks than any node of a trace has are 2 to this power."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,38 +110,36 @@ class Workload:
         )
 
 
-def read_mooncake(path: Path) -> Workload:
-    """A trace with `timestamp`, `input_length`, `output_length` and `hash_ids`, plain or gzip.
+def read_workload(path: Path, seed: int) -> Workload:
+    """A trace that has times, in any of the formats of `bench.traces`. `seed` draws what a trace
+    of rates leaves open.
 
-    Raises `InvalidInput` for a line that is none of it, and `OSError`.
+    Raises `InvalidInput` for a file that is none, and for sessions: there, requests wait for
+    answers.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
-    patterns: list[Pattern] = []
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            patterns.append(_pattern(line, number))
-    if not patterns:
-        raise InvalidInput("trace", f"{path} is empty")
-    patterns.sort(key=lambda each: each.at_s)
-    return Workload(path.name.split(".")[0], _MOONCAKE_BLOCK_TOKENS, patterns)
-
-
-def _pattern(line: str, number: int) -> Pattern:
     try:
-        row = json.loads(line)
-        pattern = Pattern(
-            at_s=row["timestamp"] / 1000.0,
-            prompt_tokens=int(row["input_length"]),
-            answer_tokens=int(row["output_length"]),
-            blocks=np.array(row["hash_ids"], dtype=np.uint64),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidInput("trace", f"line {number}: {error!r}") from error
-    if pattern.prompt_tokens < 1 or pattern.answer_tokens < 1:
-        raise InvalidInput("trace", f"line {number}: prompt and answer have one token at least")
-    if pattern.blocks.size * _MOONCAKE_BLOCK_TOKENS < pattern.prompt_tokens:
-        raise InvalidInput("trace", f"line {number}: hash_ids do not cover input_length")
-    return pattern
+        trace = read_trace(path, seed)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput("trace", f"{path}: {error!r}") from error
+    patterns = [
+        Pattern(request.at_s, request.prompt_tokens, request.answer_tokens, _names(trace, number))
+        for number, request in enumerate(trace.requests)
+        if request.at_s is not None
+    ]
+    if len(patterns) < len(trace.requests) or not patterns:
+        raise InvalidInput("trace", f"{path} has sessions; only requests with times are simulated")
+    patterns.sort(key=lambda each: each.at_s)
+    return Workload(trace.name, trace.block_tokens, patterns)
+
+
+def _names(trace: Trace, number: int) -> NDArray[np.uint64]:
+    """Of the blocks of a prompt: by the node of the tree of prompts, and the place in it."""
+    path, sizes = trace.tree.paths[number], trace.tree.node_blocks
+    parts = [
+        (np.uint64(node) << np.uint64(_NODE_SHIFT)) + np.arange(size, dtype=np.uint64)
+        for node, size in zip(path.tolist(), sizes[path].tolist(), strict=True)
+    ]
+    return np.concatenate(parts)
 
 
 def generated(count: int, prompt_tokens: int, answer_tokens: int, seed: int) -> Workload:

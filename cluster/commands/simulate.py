@@ -8,12 +8,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.record import write_record
 from cluster.commands.flags import add_command, add_settings, config_of
 from kvferry.errors import InvalidInput
 from simulator.run_record import run_record
 from simulator.settings import SimSettings
 from simulator.step_times import StepTimes, read_step_times
-from simulator.workload import generated, read_mooncake
+from simulator.workload import generated, read_workload
 
 if TYPE_CHECKING:
     import argparse
@@ -70,8 +71,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     simulation.check_idle()
     if arguments.out is not None:
         load = {"mode": "open", "rate": rate}
-        record = run_record(settings, times, workload.name, load, columns)
-        arguments.out.write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
+        write_record(run_record(settings, times, workload.name, load, columns), arguments.out)
     _print_summary(columns, as_json=arguments.json)
 
 
@@ -99,7 +99,7 @@ def _workload_of(arguments: argparse.Namespace) -> Workload:
     path = Path(arguments.trace)
     if not path.is_file():
         raise InvalidInput("trace", f"{path} is no file")
-    return read_mooncake(path)
+    return read_workload(path, arguments.seed)
 
 
 def _print_summary(columns: RunColumns, *, as_json: bool) -> None:
