@@ -8,8 +8,10 @@ late, counted and ignored. Per member:
        ^                |                     |
        +------ended-----+--------ended--------+        (backoff, then the next launch)
 
-A member that is not heard of for `HEALTH_SILENCE_MAX_S` is killed and counts as ended. Workers
-that are running are the membership; its version grows with each change.
+A member that is not heard of for `HEALTH_SILENCE_MAX_S` is killed and counts as ended; one to
+which there is no connection, after `UNREACHED_MAX_S`. Until then it may come back as it was. After
+that it may not: should it live, its launch and its incarnation are those of the past. Workers that
+are running are the membership; its version grows with each change.
 
 An operator may add workers, use one in another role, and take one out: it drains first, and one
 that drains is not started again when it ends, unless as something new (its *renewal*). No name is
@@ -48,7 +50,6 @@ from kvferry.config import WorkersConfig
 from kvferry.errors import InvalidInput, UnknownWorker
 from kvferry.limits import (
     DRAIN_S,
-    HEALTH_SILENCE_MAX_S,
     RESTART_BACKOFF_MAX_S,
     RESTART_BACKOFF_RESET_S,
     WORKER_START_TIMEOUT_S,
@@ -204,7 +205,8 @@ class ClusterState:
                 member.due = now + WORKER_START_TIMEOUT_S
                 effects.append(Launch(member.spec, member.launch))
             else:
-                reason = f"{member.phase.value} and silent for too long"
+                silence = "unreached" if member.is_unreached else "silent"
+                reason = f"{member.phase.value} and {silence} for too long"
                 effects.append(Kill(member.spec.name, member.launch, reason))
                 self._end(member, reason)
         self._publish()
@@ -224,14 +226,20 @@ class ClusterState:
         member = self._current(name, launch)
         if member is None or member.phase is not Phase.STARTING:
             return
-        self._run(member, info, self._clock.now())
+        member.run(info, self._clock.now())
         self._publish()
 
     def heard(self, name: str, launch: int) -> None:
         """A running launch has shown that it makes progress."""
         member = self._current(name, launch)
         if member is not None and member.phase is Phase.RUNNING:
-            member.due = self._clock.now() + HEALTH_SILENCE_MAX_S
+            member.hear(self._clock.now())
+
+    def unreached(self, name: str, launch: int) -> None:
+        """There is no connection to a running launch; `heard` says that there is one again."""
+        member = self._current(name, launch)
+        if member is not None and member.phase is Phase.RUNNING:
+            member.lose(self._clock.now())
 
     def ended(self, name: str, launch: int, reason: str, *, for_good: bool = False) -> None:
         """A launch's process is gone. `for_good`: starting it again would fail the same way.
@@ -359,7 +367,7 @@ class ClusterState:
         now = self._clock.now()
         for member in self._members.values():
             if member.phase is Phase.RUNNING:
-                member.due = max(member.due, now + HEALTH_SILENCE_MAX_S)
+                member.grant(now)
 
     def shut_down(self) -> tuple[tuple[Stop, ...], tuple[Stop, ...]]:
         """Nothing is wanted any more. What is to be stopped: routers, and when they have, workers.
@@ -434,17 +442,7 @@ class ClusterState:
             member.phase = Phase.STARTING
             member.due = now + WORKER_START_TIMEOUT_S
         else:
-            self._run(member, process.info, now)
-
-    def _run(self, member: Member, info: MemberInfo, now: float) -> None:
-        member.phase = Phase.RUNNING
-        member.has_run = True
-        member.started_at = now
-        member.due = now + HEALTH_SILENCE_MAX_S
-        member.info = info
-        if isinstance(info, RouterInfo) and isinstance(member.spec, RouterSpec):
-            # Clients know the router by its ports: every later launch asks for the same ones.
-            member.spec = dataclasses.replace(member.spec, port=info.port, http_port=info.http_port)
+            member.run(process.info, now)
 
     def _current(self, name: str, launch: int) -> Member | None:
         member = self._members.get(name)
@@ -465,6 +463,7 @@ class ClusterState:
         # Above 32 the wait is at its bound; without a cap a float would overflow one day.
         member.failures = min(member.failures + 1, 32)
         member.phase = Phase.WAITING
+        member.is_unreached = False
         member.info = None
         member.due = now + wait_s
         member.last_end = reason

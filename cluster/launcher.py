@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from kvferry.membership import Membership
 
 
-class MemberEnded(Exception):
-    """The process is gone; the message says how."""
+class NoAnswer(Exception):
+    """A call of a member came to nothing; the message says how."""
+
+
+class MemberEnded(NoAnswer):
+    """The process is gone."""
+
+
+class MemberUnreached(NoAnswer):
+    """Nobody answers there now. The process may live, behind a network that is cut, and answer
+    again; whether the call was carried out is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,8 @@ StartOutcome: TypeAlias = "MemberInfo | StartRefused"
 
 
 class MemberHandle(Protocol):
-    """One launched process. Every coroutine raises `MemberEnded` when the process is gone."""
+    """One launched process. Every coroutine raises `MemberEnded` when the process is gone, and
+    `MemberUnreached` when that is not known."""
 
     async def start(self) -> StartOutcome:
         """Load and serve; returns when ready. Asked again, also by another supervisor, it has no

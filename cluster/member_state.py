@@ -8,7 +8,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from cluster.cluster_record import MemberRecord
+from cluster.members import RouterInfo, RouterSpec
 from kvferry.config import WorkersConfig
+from kvferry.limits import HEALTH_SILENCE_MAX_S, UNREACHED_MAX_S
 from kvferry.membership import WorkerInfo
 
 if TYPE_CHECKING:
@@ -88,6 +90,35 @@ class Member:
     last_end: str = ""
     has_run: bool = False
     failed_for_good: bool = False
+    is_unreached: bool = False
+    """Running, as far as is known, but there is no connection to it."""
+
+    def run(self, info: MemberInfo, now: float) -> None:
+        """It serves."""
+        self.phase = Phase.RUNNING
+        self.has_run = True
+        self.started_at = now
+        self.info = info
+        self.hear(now)
+        if isinstance(info, RouterInfo) and isinstance(self.spec, RouterSpec):
+            # Clients know the router by its ports: every later launch asks for the same ones.
+            self.spec = dataclasses.replace(self.spec, port=info.port, http_port=info.http_port)
+
+    def hear(self, now: float) -> None:
+        """It has shown that it makes progress."""
+        self.is_unreached = False
+        self.due = now + HEALTH_SILENCE_MAX_S
+
+    def lose(self, now: float) -> None:
+        """There is no connection to it; said again, it has no more time for that."""
+        if not self.is_unreached:
+            self.is_unreached = True
+            self.due = min(self.due, now + UNREACHED_MAX_S)
+
+    def grant(self, now: float) -> None:
+        """Its silence counts from now on."""
+        patience_s = UNREACHED_MAX_S if self.is_unreached else HEALTH_SILENCE_MAX_S
+        self.due = max(self.due, now + patience_s)
 
     @property
     def is_draining(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the supervisor asks of Ray: members as actors, whose errors become `MemberEnded`."""
+"""What the supervisor asks of Ray: members as actors, whose errors become `NoAnswer`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
 from ray.util import get_node_ip_address, list_named_actors
 
 from cluster.cluster_record import RecordStore
-from cluster.launcher import FoundProcess, Launcher, MemberEnded, MemberHandle, StartOutcome
+from cluster.launcher import (
+    FoundProcess,
+    Launcher,
+    MemberEnded,
+    MemberHandle,
+    MemberUnreached,
+    StartOutcome,
+)
 from cluster.members import MemberSpec, RouterSpec, WorkerSpec
 from cluster.ray_autoscaler import ask_for_workers
 from cluster.ray_errors import short_text
@@ -23,7 +30,7 @@ from cluster.router_actor import RouterActor
 from cluster.worker_actor import WorkerActor
 from kvferry.config import config_from_mapping, to_mapping
 from kvferry.errors import KvferryError, WorkerUnavailable
-from kvferry.limits import CALLS_AT_ONCE_MAX
+from kvferry.limits import CALLS_AT_ONCE_MAX, SUPERVISOR_FIND_S
 from router.cluster_control import ClusterControl
 
 if TYPE_CHECKING:
@@ -215,11 +222,12 @@ class _RayControl(ClusterControl):
 
 async def _order(name: str, *arguments: object) -> Any:
     try:
-        supervisor = await asyncio.to_thread(ray.get_actor, SUPERVISOR_NAME)
+        async with asyncio.timeout(SUPERVISOR_FIND_S):
+            supervisor = await asyncio.to_thread(ray.get_actor, SUPERVISOR_NAME)
         outcome = await getattr(supervisor, name).remote(*arguments)
     except RayTaskError:
         raise  # A bug of ours in the actor.
-    except (RayError, ValueError) as error:
+    except (RayError, ValueError, TimeoutError) as error:
         problem = f"the supervisor does not answer, try again: {short_text(error)}"
         raise WorkerUnavailable(problem) from error
     if isinstance(outcome, KvferryError):
@@ -252,11 +260,19 @@ class _RayMember(MemberHandle):
             while not starting.done():
                 await asyncio.wait({starting}, timeout=_PLACE_CHECK_INTERVAL_S)
                 # Ray would wait for another node with room, for as long as it takes.
-                if self._place is not None and not starting.done() and self._place.is_lost():
+                if not starting.done() and await self._has_lost_its_place():
                     raise MemberEnded("its node is gone")
             return await starting
         finally:
             starting.cancel()
+
+    async def _has_lost_its_place(self) -> bool:
+        if self._place is None:
+            return False
+        try:
+            return await asyncio.to_thread(self._place.is_lost)
+        except RayError:
+            return False  # The head is away, and with it whoever could tell.
 
     async def describe(self) -> MemberInfo | None:
         return await _ask(self._actor.describe.remote)
@@ -299,6 +315,8 @@ async def _ask(method: Callable[..., Awaitable[_T]], *arguments: object) -> _T:
         if isinstance(error, asyncio.CancelledError):
             raise MemberEnded("its call was cancelled") from error
         raise MemberEnded(f"failed: {error.cause!r}") from error
+    except ActorUnavailableError as error:
+        raise MemberUnreached(short_text(error)) from error
     except RayActorError as error:
         raise MemberEnded(short_text(error)) from error
     except RayError as error:

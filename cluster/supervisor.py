@@ -8,13 +8,20 @@ lock. What a later supervisor has to know is on record before an order is answer
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.cluster_record import ClusterRecord
 from cluster.cluster_state import Effect, Kill, Launch, Stop
-from cluster.launcher import MemberEnded, StartRefused
+from cluster.launcher import (
+    FoundProcess,
+    MemberEnded,
+    MemberUnreached,
+    NoAnswer,
+    StartRefused,
+)
 from cluster.members import RouterInfo
 from cluster.recorder import Recorder
 from kvferry.errors import WorkerUnavailable
@@ -26,10 +33,10 @@ from kvferry.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from cluster.cluster_record import RecordStore
-    from cluster.launcher import FoundProcess, Launcher, MemberHandle
+    from cluster.launcher import Launcher, MemberHandle
     from cluster.member_state import MemberReport
     from cluster.members import MemberInfo, MemberSpec
     from cluster.rollout_plan import RolloutState
@@ -42,6 +49,8 @@ _T = TypeVar("_T")
 
 _DRAIN_POLL_S = 0.1
 """Between two questions whether a worker that drains has something left to do."""
+_UNREACHED_POLL_S = 0.25
+"""Between two calls of a member to which there is no connection."""
 _HAS_WORK_TIMEOUT_S = 2 * WORKER_STATUS_TIMEOUT_S
 """For the answer, for which a router asks the worker."""
 
@@ -212,7 +221,7 @@ class Supervisor:
             try:
                 async with asyncio.timeout(drain_s + STOP_TIMEOUT_S):
                     await handle.retire(drain_s)
-            except (TimeoutError, MemberEnded) as error:
+            except (TimeoutError, NoAnswer) as error:
                 _log.warning("a router did not retire", extra={"reason": str(error)})
         await self.end(self.state.remove(name))
         await self.announce()
@@ -287,7 +296,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(_HAS_WORK_TIMEOUT_S):
                 answers = [await handle.has_work_at(worker_id) for handle in routers.values()]
-        except (TimeoutError, MemberEnded):
+        except (TimeoutError, NoAnswer):
             return False
         return not any(answers)
 
@@ -301,7 +310,7 @@ class Supervisor:
                 try:
                     async with asyncio.timeout(WORKER_STATUS_TIMEOUT_S):
                         reached.update(await handle.reached_workers())
-                except (TimeoutError, MemberEnded):
+                except (TimeoutError, NoAnswer):
                     return members
         return members - reached
 
@@ -324,10 +333,9 @@ class Supervisor:
                 self._watches[spec.name, launch] = self.spawn(self._watch(spec, launch))
             case Kill(name, launch, reason):
                 _log.warning("killing a member", extra={"member": name, "reason": reason})
-                self._kill_soon(name, launch)
-
-    def _kill_soon(self, name: str, launch: int) -> None:
-        self._kills[name] = self.spawn(self._kill(name, launch))
+                if (watch := self._watches.pop((name, launch), None)) is not None:
+                    watch.cancel()  # Whom nobody reaches tells nobody of its end.
+                self._kills[name] = self.spawn(self._kill(name, launch))
 
     async def _until_killed(self, name: str) -> None:
         """No two processes of one name: the former one first."""
@@ -347,7 +355,7 @@ class Supervisor:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 for process in await self.launcher.living():
                     await process.handle.kill()
-        except (TimeoutError, MemberEnded, WorkerUnavailable) as error:
+        except (TimeoutError, NoAnswer, WorkerUnavailable) as error:
             _log.warning("processes may be left", extra={"reason": str(error)})
 
     async def _end_unwanted(self, process: FoundProcess) -> None:
@@ -375,7 +383,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(timeout_s):
                 await handle.stop()
-        except (TimeoutError, MemberEnded) as error:
+        except (TimeoutError, NoAnswer) as error:
             _log.warning("no clean stop", extra={"member": effect.name, "reason": str(error)})
         except Exception:  # noqa: BLE001 - of whatever kind, the others must be stopped too
             _log.exception("stopping a member failed", extra={"member": effect.name})
@@ -390,10 +398,9 @@ class Supervisor:
         try:
             if found is None:
                 await self._until_killed(spec.name)
-                config = self.configs.of(spec.revision)
-                found = await self.launcher.launch(spec, launch, config)
+                found = await self._launch(spec, launch)
             self._handles[spec.name, launch] = found
-            outcome = await found.start()
+            outcome = await self._until_reached(spec.name, launch, found.start)
             if isinstance(outcome, StartRefused):
                 reason, for_good = outcome.reason, outcome.for_good
             else:
@@ -407,8 +414,24 @@ class Supervisor:
         # Told first: nobody must be sent to it while its end is waited for.
         self.state.ended(spec.name, launch, reason, for_good=for_good)
         self._watches.pop((spec.name, launch), None)
-        self._kill_soon(spec.name, launch)
+        self._kills[spec.name] = self.spawn(self._kill(spec.name, launch))
         await self.announce()
+
+    async def _launch(self, spec: MemberSpec, launch: int) -> MemberHandle:
+        config = self.configs.of(spec.revision)
+        launching = asyncio.create_task(self.launcher.launch(spec, launch, config))
+        try:
+            return await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            if not self._stopping:  # The stop itself ends whatever lives.
+                self.set_off(self._take_back(spec.name, launch, launching))
+            raise
+
+    async def _take_back(self, name: str, launch: int, launching: asyncio.Task[Any]) -> None:
+        """A launch that took too long ends when there is something to end."""
+        await asyncio.wait({launching})
+        if launching.exception() is None:
+            await self._end_unwanted(FoundProcess(name, launch, launching.result()))
 
     async def _serve(self, name: str, launch: int, handle: MemberHandle, info: MemberInfo) -> None:
         """Watch a launch that is ready. Returns never; raises `MemberEnded`."""
@@ -416,7 +439,7 @@ class Supervisor:
         self.state.started(name, launch, info)
         await self.announce()
         watchers = [
-            asyncio.create_task(_pend(handle)),
+            asyncio.create_task(self._until_reached(name, launch, handle.wait_until_ended)),
             asyncio.create_task(self._ask_health(name, launch, handle)),
         ]
         if isinstance(info, RouterInfo):
@@ -425,6 +448,7 @@ class Supervisor:
             done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            raise MemberEnded("ended by itself")
         finally:
             for task in watchers:
                 task.cancel()
@@ -442,6 +466,9 @@ class Supervisor:
                     alive = await handle.is_alive()
             except TimeoutError:
                 continue
+            except MemberUnreached:
+                self.state.unreached(name, launch)
+                continue
             if not alive:
                 raise MemberEnded("the engine has stopped")
             self.state.heard(name, launch)
@@ -451,7 +478,8 @@ class Supervisor:
         lineage = self.state.members[name].spec.lineage
         while True:
             membership = self.state.membership_of(lineage)
-            await handle.set_membership(membership)
+            tell = functools.partial(handle.set_membership, membership)
+            await self._until_reached(name, launch, tell)
             self._told[name, launch] = membership.version
             await self._wait_for_newer(membership.version)
 
@@ -461,7 +489,12 @@ class Supervisor:
             self._changed.notify_all()
             await self._changed.wait_for(lambda: self.state.membership.version > version)
 
-
-async def _pend(handle: MemberHandle) -> None:
-    await handle.wait_until_ended()
-    raise MemberEnded("ended by itself")
+    async def _until_reached(self, name: str, launch: int, call: Callable[[], Awaitable[_T]]) -> _T:
+        """What may be asked twice, until somebody answers. Whether that takes too long is judged
+        by the state, which ends whoever waits here."""
+        while True:
+            try:
+                return await call()
+            except MemberUnreached:
+                self.state.unreached(name, launch)
+                await asyncio.sleep(_UNREACHED_POLL_S)

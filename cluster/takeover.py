@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cluster.cluster_record import record_from_json
 from cluster.cluster_state import ClusterState
 from cluster.configurations import Configurations
-from cluster.launcher import MemberEnded
+from cluster.launcher import MemberEnded, MemberUnreached
 from cluster.member_state import Living, Settings
 from cluster.members import members_of
 from kvferry.limits import TAKEOVER_ANSWER_S
@@ -96,7 +96,8 @@ async def _ask(process: FoundProcess) -> Living | None:
             info = await process.handle.describe()
     except MemberEnded:
         return None
-    except TimeoutError:
-        # It may be busy: watched like one that is being started, it has the time of a start.
+    except (TimeoutError, MemberUnreached):
+        # It may be busy, or cut off: watched like one that is being started, it has the time of
+        # a start.
         info = None
     return Living(process.name, process.launch, info)

@@ -243,6 +243,11 @@ HEALTH_SILENCE_MAX_S = 60.0
 """A running process that shows no progress for so long is replaced. Far above the longest engine
 step (512 prompt tokens take seconds on a busy core), because a replaced worker loses its cache."""
 
+UNREACHED_MAX_S = 30.0
+"""A running process to which there is no connection is replaced after so long. A network that is
+cut for 20 s and comes back costs nobody a cache; routers send such a worker nothing new meanwhile.
+A process that died, or whose node has, is replaced as soon as Ray says so."""
+
 TAKEOVER_ANSWER_S = 15.0
 """For a process to tell a new supervisor what it is. There is no hurry, since everybody serves
 meanwhile; one that says nothing for so long is watched as if it were being started."""
@@ -253,6 +258,9 @@ silence is counted anew. A head that restarts keeps its callers waiting for abou
 
 SUPERVISOR_AWAY_MAX_S = 120.0
 """For a supervisor to be started again by Ray: some seconds, and as long as a head is away."""
+
+SUPERVISOR_FIND_S = 10.0
+"""For Ray's head to say where the supervisor is. Without a head it says nothing."""
 
 RECORD_SAVE_TIMEOUT_S = 10.0
 """For an order to be on record before its caller is told that it is carried out."""

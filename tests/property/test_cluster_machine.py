@@ -34,6 +34,7 @@ class Process:
     launch: int
     spec: Any
     info: MemberInfo | None = None
+    is_cut_off: bool = False
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -76,7 +77,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float, is_saved: bool) -> None:
         self.clock.advance(seconds)
         for process in self.processes:
-            self.state.heard(process.name, process.launch)
+            report = self.state.unreached if process.is_cut_off else self.state.heard
+            report(process.name, process.launch)
         self.carry_out()
         if is_saved:
             self.save()
@@ -120,6 +122,12 @@ class ClusterMachine(RuleBasedStateMachine):
             self.state.ended(process.name, process.launch, "killed")
         else:
             self.supervisor_ends()
+
+    @rule(which=SOME)
+    def one_is_cut_off_or_back(self, which: int) -> None:
+        if self.processes:
+            process = self.processes[which % len(self.processes)]
+            process.is_cut_off = not process.is_cut_off
 
     @rule()
     def supervisor_ends(self) -> None:

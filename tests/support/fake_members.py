@@ -6,7 +6,7 @@ import asyncio
 
 from cluster.cluster_state import ClusterState
 from cluster.configurations import Configurations
-from cluster.launcher import FoundProcess, MemberEnded
+from cluster.launcher import FoundProcess, MemberEnded, MemberUnreached
 from cluster.members import RouterInfo, RouterSpec, WorkerSpec
 from cluster.supervisor import Supervisor
 from cluster.takeover import Beginning
@@ -39,6 +39,11 @@ class FakeMember:
         self.reached = ()
         self.works_at = {}
         self.log = []
+        self.is_cut_off = False
+
+    def check_wire(self):
+        if self.is_cut_off:
+            raise MemberUnreached("nobody answers")
 
     async def start(self):
         self.starts += 1
@@ -60,17 +65,21 @@ class FakeMember:
         self.log.append(f"{self.spec.name} retires")
 
     async def describe(self):
+        self.check_wire()
         if self.end.done():
             raise MemberEnded("killed")
         return self.info
 
     async def wait_until_ended(self):
+        self.check_wire()
         await asyncio.shield(self.end)
 
     async def is_alive(self):
+        self.check_wire()
         return self.alive
 
     async def set_membership(self, membership):
+        self.check_wire()
         self.memberships.put_nowait(membership)
 
     async def reached_workers(self):
@@ -113,9 +122,13 @@ class FakeLauncher:
         self.refuse_when = lambda config: None
         self.log = []
         self.failures = {}
+        self.held = {}
+        """By launch an event: it takes until then."""
         self.options = options
 
     async def launch(self, spec, launch, config):
+        if (spec.name, launch) in self.held:
+            await self.held[spec.name, launch].wait()
         if (spec.name, launch) in self.failures:
             raise self.failures[spec.name, launch]
         member = FakeMember(spec, launch, **self.options)
@@ -181,3 +194,10 @@ async def until(supervisor, condition):
     while not condition(view):
         view = await supervisor.wait_for_change(view.changes, LONG_S)
     return view
+
+
+async def poll(condition):
+    """Until what no change tells of."""
+    async with asyncio.timeout(LONG_S):
+        while not condition():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)

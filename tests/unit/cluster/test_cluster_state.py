@@ -13,6 +13,7 @@ from kvferry.limits import (
     HEALTH_SILENCE_MAX_S,
     RESTART_BACKOFF_MAX_S,
     RESTART_BACKOFF_RESET_S,
+    UNREACHED_MAX_S,
     WORKER_START_TIMEOUT_S,
 )
 from kvferry.membership import Role, WorkerInfo
@@ -135,6 +136,68 @@ def test_silence_kills_and_restarts(running, clock):
     assert [worker.worker_id for worker in running.membership.workers] == ["prefill-0"]
     clock.advance(BACKOFF_S)
     assert running.due() == [Launch(DECODE, 2)]
+
+
+def unreached_for(running, clock, seconds):
+    """decode-0 has no connection for so long, of which is told once a second; others are heard."""
+    for _ in range(round(seconds)):
+        clock.advance(1.0)
+        running.unreached(DECODE.name, 1)
+        running.heard(ROUTER.name, 1)
+        running.heard(PREFILL.name, 1)
+
+
+def test_one_that_is_cut_off_and_comes_back_goes_on_as_it_was(running, clock):
+    before = running.membership
+    unreached_for(running, clock, UNREACHED_MAX_S)
+    assert running.due() == []
+    running.heard(DECODE.name, 1)
+    clock.advance(HEALTH_SILENCE_MAX_S - 1.0)
+    assert all(effect.name != DECODE.name for effect in running.due()), "it has all its time again"
+    assert before.workers[1] in running.membership.workers
+
+
+def test_one_that_is_cut_off_for_too_long_is_replaced_and_its_return_comes_too_late(running, clock):
+    unreached_for(running, clock, UNREACHED_MAX_S + 1.0)
+    (kill,) = running.due()
+    assert kill == Kill("decode-0", 1, "running and unreached for too long")
+    assert [worker.worker_id for worker in running.membership.workers] == ["prefill-0"]
+    clock.advance(BACKOFF_S)
+    assert running.due() == [Launch(DECODE, 2)]
+    running.started(DECODE.name, 2, info(DECODE, 3))
+    told = running.membership
+    for report in (running.heard, running.unreached):
+        report(DECODE.name, 1)
+    running.started(DECODE.name, 1, info(DECODE, 2))
+    running.ended(DECODE.name, 1, "its network is back")
+    assert running.membership == told
+    assert running.late_reports == 4
+
+
+def test_death_needs_no_patience_with_one_that_is_cut_off(running, clock):
+    unreached_for(running, clock, 1.0)
+    running.ended(DECODE.name, 1, "its node is dead")
+    clock.advance(BACKOFF_S)
+    assert running.due() == [Launch(DECODE, 2)]
+    running.started(DECODE.name, 2, info(DECODE, 3))
+    unreached_for(running, clock, UNREACHED_MAX_S)
+    assert running.due() == [], "the new one was heard of"
+
+
+def test_a_supervisor_that_heard_nobody_gives_one_that_is_cut_off_its_time_again(running, clock):
+    unreached_for(running, clock, UNREACHED_MAX_S)
+    running.grant_time()
+    unreached_for(running, clock, UNREACHED_MAX_S - 1.0)
+    assert running.due() == []
+    unreached_for(running, clock, 2.0)
+    assert [effect.name for effect in running.due()] == [DECODE.name]
+
+
+def test_a_start_that_nobody_reaches_has_the_time_of_a_start(state, clock):
+    state.due()
+    state.unreached(DECODE.name, 1)
+    clock.advance(WORKER_START_TIMEOUT_S - 1.0)
+    assert state.due() == []
 
 
 def test_a_start_that_takes_too_long_is_killed(state, clock):

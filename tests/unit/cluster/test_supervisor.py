@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from cluster import cluster_state as state_module
+from cluster import member_state
 from cluster import supervisor as supervisor_module
 from cluster.launcher import StartRefused
 from cluster.member_state import Phase
@@ -14,7 +16,7 @@ from cluster.operations import Operations
 from kvferry.errors import InvalidInput, UnknownWorker, WorkerUnavailable
 from kvferry.ids import WorkerId
 from kvferry.membership import Role
-from tests.support.fake_members import DECODE, LONG_S, ROUTER, supervise, until
+from tests.support.fake_members import DECODE, LONG_S, ROUTER, poll, supervise, until
 
 
 def test_a_cluster_becomes_complete_and_its_router_learns_the_workers():
@@ -314,3 +316,63 @@ def test_a_cluster_that_stops_takes_no_orders_and_breaks_off_a_drain(quick_drain
 
     _, launcher = supervise(scenario, specs=TWO)
     assert {member.kills for member in launcher.members.values()} == {1}
+
+
+@pytest.fixture
+def quick_unreached(quick_health, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_UNREACHED_POLL_S", 0.005)
+
+
+@pytest.mark.usefixtures("quick_unreached")
+def test_members_that_are_cut_off_and_come_back_are_left_alone():
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        worker, router = launcher.members["decode-0", 1], launcher.members["router-0", 1]
+        worker.is_cut_off = router.is_cut_off = True
+        lost = supervisor.state.members
+        await poll(lambda: lost["decode-0"].is_unreached and lost["router-0"].is_unreached)
+        supervisor.state.set_role("decode-0", Role.BOTH)  # The router learns it when it is back.
+        await supervisor.announce()
+        worker.is_cut_off = router.is_cut_off = False
+        await poll(lambda: not (lost["decode-0"].is_unreached or lost["router-0"].is_unreached))
+        while (await router.memberships.get()) != supervisor.view().membership:
+            pass
+        assert supervisor.view().membership.workers[0].incarnation == 1
+        assert (worker.kills, router.kills) == (0, 0)
+
+    supervise(scenario)
+
+
+@pytest.mark.usefixtures("quick_unreached")
+def test_one_that_stays_cut_off_is_replaced_and_ended(monkeypatch):
+    monkeypatch.setattr(member_state, "UNREACHED_MAX_S", 0.05)
+
+    async def scenario(supervisor, launcher):
+        await until(supervisor, lambda view: view.is_complete)
+        former = launcher.members["decode-0", 1]
+        former.is_cut_off = True
+        await until(
+            supervisor,
+            lambda view: [each.incarnation for each in view.membership.workers] == [2],
+        )
+        former.is_cut_off = False  # Whom its network brings back too late.
+        await former.killed.wait()
+        assert [each.incarnation for each in supervisor.view().membership.workers] == [2]
+        assert launcher.members["decode-0", 2].kills == 0
+
+    supervise(scenario)
+
+
+def test_a_launch_that_is_given_up_is_ended_when_there_is_something_to_end(monkeypatch):
+    monkeypatch.setattr(state_module, "WORKER_START_TIMEOUT_S", 0.05)
+
+    async def scenario(supervisor, launcher):
+        held = launcher.held["decode-0", 1] = asyncio.Event()
+        await until(supervisor, lambda view: view.reports[0].launches == 2)
+        await until(supervisor, lambda view: view.is_complete)
+        held.set()
+        await poll(lambda: ("decode-0", 1) in launcher.members)
+        await launcher.members["decode-0", 1].killed.wait()
+        assert launcher.members["decode-0", 2].kills == 0
+
+    supervise(scenario, specs=(DECODE,))
