@@ -155,6 +155,8 @@ def _living(places: RayPlaces | None) -> list[FoundProcess]:
                     actor = ray.get_actor(full_name)
                     place = None if places is None else places.find(name, int(launch))
                     found.append(FoundProcess(name, int(launch), _RayMember(actor, place)))
+        if places is not None:
+            places.release_dead({(each.name, each.launch) for each in found})
     except RayError as error:
         raise WorkerUnavailable(f"Ray's head does not answer: {short_text(error)}") from error
     return found

@@ -33,6 +33,8 @@ from cluster.placement import (
 from kvferry.membership import Role
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cluster.members import MemberSpec
     from kvferry.ray_config import PlacementStrategy
 
@@ -84,6 +86,7 @@ class _Group:
     role: Role | None
     address: str
     """Of the node it is on or pinned to; empty: Ray has not found one yet."""
+    launch: int
 
 
 class RayPlaces:
@@ -130,25 +133,32 @@ class RayPlaces:
         return Place(group, name)
 
     def _wait_for_node(self, name: str, node: NodeRoom | None, placed: list[Placed]) -> None:
-        """A router whose node is gone does not join another router at once: clients would gain
-        nothing, and not find it when its node is back, which takes seconds where it is a restart.
+        """A router whose node is gone does not go elsewhere at once: clients would not find it when
+        its node is back, which takes seconds where it is a restart. The only one does.
         """
         former = self._former.get(name)
         if node is None or former is None or node.address == former:
             return
-        routers = [each for each in placed if each.role is None and each.name != name]
-        is_taken = any(each.address == node.address for each in routers)
-        if is_taken and self._waits[name] < _ROUTER_WAITS_MAX:
+        has_others = any(each.role is None and each.name != name for each in placed)
+        if has_others and self._waits[name] < _ROUTER_WAITS_MAX:
             self._waits[name] += 1
-            raise MemberEnded(f"waits for its node {former}: the others have routers")
+            raise MemberEnded(f"waits for its node {former}: others route meanwhile")
         self._waits[name] = 0
 
     def find(self, member: str, launch: int) -> Place | None:
         """What a launch of an earlier supervisor has reserved."""
         for each in _groups(self._namespace):
-            if each.member == member and each.name.endswith(f"/{launch}"):
+            if (each.member, each.launch) == (member, launch):
                 return Place(each.group, each.name)
         return None
+
+    def release_dead(self, living: Collection[tuple[str, int]]) -> None:
+        """Give back what launches have reserved that an earlier supervisor saw last, and that are
+        not among the living. Where they were is where their members were last."""
+        for each in _groups(self._namespace):
+            if (each.member, each.launch) not in living:
+                self._former[each.member] = each.address
+                remove_placement_group(each.group)
 
 
 def release_all(namespace: str) -> None:
@@ -187,13 +197,12 @@ def _groups(namespace: str) -> list[_Group]:
         parts = table["name"].split("/")
         if parts[:2] != [_PREFIX, namespace] or table["state"] == "REMOVED":
             continue
-        _, _, role, member, _ = parts
+        _, _, role, member, launch = parts
         group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number)))
         (bundle,) = table["bundles"].values()
         (node,) = table["bundles_to_node_id"].values()
         pins = [each for each in bundle if each.startswith(_NODE_RESOURCE)]
         address = pins[0].removeprefix(_NODE_RESOURCE) if pins else addresses.get(node, "")
-        found.append(
-            _Group(group, table["name"], member, None if role == _ROUTER else Role(role), address)
-        )
+        used_as = None if role == _ROUTER else Role(role)
+        found.append(_Group(group, table["name"], member, used_as, address, int(launch)))
     return found

@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Golden transcripts can be written anew; `python -m tests` runs one part, then the other."""
     parser.addoption("--rewrite-scenarios", action="store_true")
     parser.addoption("--soak-minutes", type=float, default=30.0)
+    parser.addoption("--scenario-minutes", type=float, default=0.0)
     parser.addoption("--part", choices=("alone", "shared"))
 
 

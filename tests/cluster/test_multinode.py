@@ -1,6 +1,6 @@
 """A cluster on three Ray nodes, each in a network namespace, whose nodes die and lose the network.
 
-The head is cut off from nobody and lives throughout: its end is a matter of Ray's own.
+`--scenario-minutes` is for the length of the load; without it, as short as the troubles let it be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.tiny_llama import make_tiny_llama
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kvferry.rpc.v1 import inference_pb2 as inference
@@ -139,64 +139,108 @@ def test_a_second_cluster_of_the_same_name_is_refused(cluster):
 
 
 @pytest.mark.slow
-def test_no_answer_is_lost_or_wrong_while_nodes_die(cluster):
-    suffer(cluster, clients=4, pause=lambda: None)
-
-
-@pytest.mark.slow
-def test_no_answer_is_lost_or_wrong_in_ten_minutes(cluster):
-    suffer(cluster, clients=8, pause=lambda: time.sleep(60.0))
-
-
-def suffer(cluster: Cluster, clients: int, pause: Callable[[], None]) -> None:
-    """Load, while a role is switched twice, one worker joins and leaves, nodes are killed and one
-    loses the network."""
-    began = MonotonicClock().now()
-    _, b, c = cluster.nodes.nodes
-    load = MixedLoad(cluster.addresses, mixed_questions(1, 12, 60), clients)
-    load.learn()
-    load.start()
+def test_no_answer_is_lost_or_wrong_while_every_node_dies_once(cluster, pytestconfig):
+    minutes = float(pytestconfig.getoption("--scenario-minutes"))
+    scenario = Scenario(cluster, minutes, clients=8 if minutes else 4)
     try:
-        with Client(*cluster.addresses) as operator:
-            operator.set_role("prefill-1", "decode")
-            pause()
-            _kill_and_restart(cluster, c)
-            pause()
-            operator.set_role("prefill-1", "prefill")
-            _kill_and_restart(cluster, b)
-            pause()
-            added = operator.add_worker("decode")
-            cluster.wait_for_workers(WORKERS | {added})
-            pause()
-            _cut(cluster, max(b, c, key=lambda node: len(cluster.on(node))))
-            # Ray takes a connection that broke for the end of an actor, which is started anew.
-            cluster.wait_for_workers(WORKERS | {added})
-            pause()
-            operator.remove_worker(added, 60.0)
-            pause()
+        scenario.run()
     finally:
-        load.stop()
-    print(f"{load.right} right, {load.refused} refused")  # noqa: T201
-    assert not load.problems, "\n".join(load.problems)
-    assert load.right > clients
-    cluster.wait_for_workers(WORKERS, idle=True)
-    with Client(*cluster.addresses) as operator:
-        audits = operator.audit("").audits
-    assert {entry.worker_id for entry in audits} == WORKERS
-    assert all(entry.HasField("report") and not entry.report.violations for entry in audits)
-    print(f"after {MonotonicClock().now() - began:.0f} s")  # noqa: T201
+        scenario.load.stop()
+    scenario.check()
 
 
-def _kill_and_restart(cluster: Cluster, node: RayNode) -> None:
-    gone = frozenset(cluster.on(node).values())
-    assert gone, f"nobody dies with {node.host.name}"
-    node.kill()
-    node.start()
-    cluster.wait_for_workers(WORKERS, gone)
+class Scenario:
+    """Load, while every node is killed once with all its processes, the head among them, one loses
+    the network, a role is switched twice, and one worker joins and one leaves."""
 
+    def __init__(self, cluster: Cluster, minutes: float, clients: int) -> None:
+        self.load = MixedLoad(cluster.addresses, mixed_questions(1, 12, 60), clients)
+        self._cluster = cluster
+        self._clock = MonotonicClock()
+        self._length_s = 60.0 * minutes
+        self._began = 0.0
+        self._joined: list[str] = []
 
-def _cut(cluster: Cluster, node: RayNode) -> None:
-    assert cluster.on(node), f"nobody is cut off with {node.host.name}"
-    cluster.nodes.network.cut(node.host)
-    time.sleep(CUT_S)
-    cluster.nodes.network.mend(node.host)
+    def run(self) -> None:
+        """Without minutes one trouble follows the other; else they are spread over that time."""
+        self.load.learn()
+        self.load.start()
+        self._began = self._clock.now()
+        head, b, c = self._cluster.nodes.nodes
+        troubles = (
+            lambda: self._switch("decode"),
+            lambda: self._kill_and_restart(c),
+            lambda: self._switch("prefill"),
+            lambda: self._kill_and_restart(head),
+            self._join,
+            lambda: self._cut(max(b, c, key=lambda node: len(self._cluster.on(node)))),
+            self._leave,
+            lambda: self._kill_and_restart(b),
+        )
+        for number, trouble in enumerate(troubles, 1):
+            trouble()
+            rest_s = self._began + self._length_s * number / len(troubles) - self._clock.now()
+            time.sleep(max(0.0, rest_s))
+
+    def check(self) -> None:
+        """After the load."""
+        self._say(f"{self.load.right} right, {self.load.refused} refused")
+        assert not self.load.problems, "\n".join(self.load.problems)
+        self._cluster.wait_for_workers(WORKERS, idle=True)
+        with Client(*self._cluster.addresses) as operator:
+            audits = operator.audit("").audits
+        assert {entry.worker_id for entry in audits} == WORKERS
+        assert all(entry.HasField("report") and not entry.report.violations for entry in audits)
+        self._say("idle, and every ledger right")
+
+    def _switch(self, role: str) -> None:
+        with Client(*self._cluster.addresses) as operator:
+            operator.set_role("prefill-1", role)
+
+    def _join(self) -> None:
+        with Client(*self._cluster.addresses) as operator:
+            self._joined.append(operator.add_worker("decode"))
+        self._wait_for_workers()
+        self._say(f"{self._joined[-1]} serves")
+
+    def _leave(self) -> None:
+        with Client(*self._cluster.addresses) as operator:
+            operator.remove_worker(self._joined.pop(), 60.0)
+
+    def _kill_and_restart(self, node: RayNode) -> None:
+        gone = self._cluster.on(node)
+        assert gone, f"nobody dies with {node.host.name}"
+        also = " and the supervisor" * node.supervises() + " and Ray's head" * node.is_head
+        node.kill()
+        killed_at = self._clock.now()
+        self._say(f"killed {node.host.name}, with it {', '.join(gone)}{also}")
+        # Those who ask are served meanwhile, by what is left.
+        self.load.wait_for_answers(2 * self.load.clients)
+        answered_at = self._clock.now()
+        node.start()
+        started_at = self._clock.now()
+        self._wait_for_workers(frozenset(gone.values()))
+        self._say(
+            f"{node.host.name}: asked again after {answered_at - killed_at:.1f} s, "
+            f"a node after {started_at - killed_at:.1f} s, "
+            f"all of the cluster serves after {self._clock.now() - killed_at:.1f} s"
+        )
+
+    def _cut(self, node: RayNode) -> None:
+        """Whoever is cut off for a while is not taken for dead."""
+        before = self._cluster.on(node)
+        assert before, f"nobody is cut off with {node.host.name}"
+        self._say(f"{node.host.name} loses the network, and with it {', '.join(before)}")
+        self._cluster.nodes.network.cut(node.host)
+        time.sleep(CUT_S)
+        self._cluster.nodes.network.mend(node.host)
+        mended_at = self._clock.now()
+        self._wait_for_workers()
+        assert self._cluster.on(node) == before
+        self._say(f"all of the cluster serves {self._clock.now() - mended_at:.1f} s later")
+
+    def _wait_for_workers(self, gone: frozenset[int] = frozenset()) -> None:
+        self._cluster.wait_for_workers(WORKERS | {*self._joined}, gone)
+
+    def _say(self, text: str) -> None:
+        print(f"{self._clock.now() - self._began:6.1f} s: {text}")  # noqa: T201

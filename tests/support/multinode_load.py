@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.client import CallFailed, Client
 from kvferry.rpc.v1 import inference_pb2 as inference
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +110,14 @@ class MixedLoad:
         for thread in self._threads:
             thread.join(END_WITHIN_S)
             assert not thread.is_alive(), "an answer never ends"
+
+    def wait_for_answers(self, count: int) -> None:
+        """Until so many more have come, right or wrong."""
+        enough = self._done() + count
+        wait_until(f"{count} answers", lambda: self._done() >= enough, END_WITHIN_S)
+
+    def _done(self) -> int:
+        return self.right + len(self.problems)
 
     def _run(self, number: int) -> None:
         rng = random.Random(number)

@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes, each a host of `namespaces` with its own address.
 
-Ray runs as an operator starts it: `ray start` on each host. A node can be killed, all its processes
-at once, and started again.
+Ray runs as an operator starts it: `ray start` on each host, the head with its bookkeeping on disk.
+A node can be killed, all its processes at once, and started again; so can the head.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
-    # A node that answers that nobody is there is dead after 6 s. One that does not answer at all
+    # A node that answers that nobody is there is dead after 3 s. One that does not answer at all
     # fails two checks in the 20 s for which a test cuts it off, and one more when it is back.
     "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "10000",
     "RAY_health_check_failure_threshold": "6",
+    # Ray's processes end themselves when they have called the head in vain for so long.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
 }
 
 
@@ -76,9 +78,9 @@ class RayNode:
             self._process = self.host.start(
                 *(_BIN / "ray", "start", *where, f"--node-ip-address={self.address}"),
                 *(f"--num-cpus={self._cpus}", f"--object-store-memory={80 * 2**20}"),
-                *(f"--temp-dir={self._directory / self.host.name}", "--disable-usage-stats"),
+                *(f"--temp-dir={self._home}", "--disable-usage-stats"),
                 "--block",
-                env=node_environment(),
+                env=node_environment() | self._bookkeeping(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -99,6 +101,22 @@ class RayNode:
         if self._process is not None:
             self._process.wait()
             self._process = None
+        # A head that finds it looks at all processes of this machine, and takes those of other
+        # hosts for a head of its own that still runs.
+        (self._home / "ray_current_cluster").unlink(missing_ok=True)
+
+    def supervises(self) -> bool:
+        """Whether the cluster's supervisor runs here."""
+        return any(_command(pid).startswith("ray::Supervisor") for pid in self.host.pids())
+
+    def _bookkeeping(self) -> dict[str, str]:
+        folder = self._directory / "bookkeeping"
+        kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(folder)}
+        return kept if self.is_head else {}
+
+    @property
+    def _home(self) -> Path:
+        return self._directory / self.host.name
 
     def run(self, *arguments: object, timeout_s: float = 180.0) -> subprocess.CompletedProcess[str]:
         """`kvferry ...` on this node."""
@@ -110,7 +128,7 @@ class RayNode:
     def logs(self, characters: int = 2000) -> str:
         """The ends of what our members on this node have written."""
         parts = []
-        for file in sorted((self._directory / self.host.name).glob("session_2*/logs/worker-*")):
+        for file in sorted(self._home.glob("session_2*/logs/worker-*")):
             text = file.read_text(encoding="utf-8", errors="replace")
             if text.strip():
                 parts.append(f"--- {self.host.name}/{file.name}\n{text[-characters:]}")
@@ -162,3 +180,11 @@ class RayNodes:
 def node_environment() -> dict[str, str]:
     """Of Ray's processes, and of commands on a node."""
     return dict(os.environ) | _ENVIRONMENT
+
+
+def _command(pid: int) -> str:
+    """Empty: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -108,8 +109,8 @@ def test_a_place_is_found_again_and_given_back(monkeypatch):
     assert later.find("decode-0", 2) is None
 
 
-def test_a_router_waits_for_its_node_before_it_joins_another(monkeypatch):
-    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0)
+def test_a_router_waits_for_its_node_before_it_goes_elsewhere(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0, c_1=4.0)
     places = RayPlaces(PlacementStrategy.SPREAD)
     places.reserve(router("router-0"), 1)
     lost = places.reserve(router("router-1"), 1)
@@ -120,14 +121,32 @@ def test_a_router_waits_for_its_node_before_it_joins_another(monkeypatch):
         with pytest.raises(MemberEnded, match=r"waits for its node b\.1"):
             places.reserve(router("router-1"), launch)
     places.reserve(router("router-1"), 8)
-    assert fake.last()["bundles"][0] == {"node:a.1": 0.001}
-
-
-def test_a_router_takes_a_free_node_at_once(monkeypatch):
-    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0, c_1=4.0)
-    places = RayPlaces(PlacementStrategy.SPREAD)
-    places.reserve(router("router-0"), 1)
-    places.reserve(router("router-1"), 1).release()
-    fake.dead.add("b.1")
-    places.reserve(router("router-1"), 2)
     assert fake.last()["bundles"][0] == {"node:c.1": 0.001}
+
+
+def test_the_only_router_takes_another_node_at_once(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0)
+    places = RayPlaces(PlacementStrategy.SPREAD)
+    places.reserve(router("router-0"), 1).release()
+    fake.dead.add("a.1")
+    places.reserve(router("router-0"), 2)
+    assert fake.last()["bundles"][0] == {"node:b.1": 0.001}
+
+
+def test_a_later_supervisor_gives_back_what_the_dead_had_and_knows_where_they_were(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0, c_1=4.0)
+    former = RayPlaces(PlacementStrategy.SPREAD)
+    for spec in (worker("decode-0"), router("router-0"), router("router-1")):
+        former.reserve(spec, 1)
+    lost = fake.last()
+    (address,) = [name.removeprefix("node:") for name in lost["bundles"][0]]
+    later = RayPlaces(PlacementStrategy.SPREAD)
+    later.release_dead({("decode-0", 1), ("router-0", 1)})
+    assert lost["state"] == "REMOVED"
+    assert later.find("decode-0", 1) is not None
+    fake.dead.add(address)
+    with pytest.raises(MemberEnded, match=f"waits for its node {re.escape(address)}"):
+        later.reserve(router("router-1"), 2)
+    fake.dead.clear()
+    later.reserve(router("router-1"), 3)
+    assert fake.last()["bundles"][0] == {f"node:{address}": 0.001}
