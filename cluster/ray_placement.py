@@ -149,6 +149,7 @@ class RayPlaces:
         """What a launch of an earlier supervisor has reserved."""
         for each in _groups(self._namespace):
             if (each.member, each.launch) == (member, launch):
+                self._former[member] = each.address
                 return Place(each.group, each.name)
         return None
 

@@ -150,3 +150,17 @@ def test_a_later_supervisor_gives_back_what_the_dead_had_and_knows_where_they_we
     fake.dead.clear()
     later.reserve(router("router-1"), 3)
     assert fake.last()["bundles"][0] == {f"node:{address}": 0.001}
+
+
+def test_a_later_supervisor_knows_where_the_living_are(monkeypatch):
+    fake = FakeRay(monkeypatch, a_1=4.0, b_1=4.0, c_1=4.0)
+    former = RayPlaces(PlacementStrategy.SPREAD)
+    former.reserve(router("router-0"), 1)
+    former.reserve(router("router-1"), 1)
+    later = RayPlaces(PlacementStrategy.SPREAD)
+    found = later.find("router-1", 1)
+    assert found is not None
+    fake.dead.add("b.1")
+    found.release()
+    with pytest.raises(MemberEnded, match=r"waits for its node b\.1"):
+        later.reserve(router("router-1"), 2)
