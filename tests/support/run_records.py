@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.record import About, RunKind
+import numpy as np
+
+from bench.record import About, Outcome, Requests, RunKind, RunRecord
+from bench.summary import summarized
 
 COLUMNS: dict[str, list[Any]] = {
     "index": [0, 1, 2],
@@ -43,3 +46,53 @@ def an_about(**changes: Any) -> About:
         "seed": 1,
     }
     return About(**(fields | changes))
+
+
+def queued_run(
+    *,
+    seed: int,
+    count: int = 600,
+    slower: float = 1.0,
+    refused: float = 0.0,
+    **changes: Any,
+) -> RunRecord:
+    """Requests of `seed` at 4 per second at one worker, busy for half of its time.
+
+    `slower` stretches what every step takes; of the same seed all runs send the same requests.
+    """
+    rng = np.random.default_rng(seed)
+    began = np.cumsum(rng.exponential(0.25, count))
+    prompt = np.round(rng.lognormal(6.5, 0.6, count))
+    cached = prompt // 32 * 16
+    answer = 2.0 + np.round(rng.exponential(30.0, count))
+    spent = (prompt - cached) / 3500.0 * slower
+    # Lindley: it begins once all before it are done; a running maximum of begins less work.
+    work = np.cumsum(spent)
+    first = np.maximum.accumulate(began - work + spent) + work if count else began
+    itl = 0.03 * slower * rng.lognormal(0.0, 0.2, count)
+    left_out = rng.random(count) < refused
+    end = np.where(left_out, began, first + itl * (answer - 1.0))
+    unknown = np.full(count, np.nan)
+    columns: dict[str, Any] = {
+        "index": np.arange(count),
+        "session": np.arange(count) // 4,
+        "scheduled_s": began,
+        "sent_s": began,
+        "first_token_s": np.where(left_out, np.nan, first),
+        "end_s": end,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "answer_tokens": np.where(left_out, 0.0, answer),
+        "moved_bytes": (prompt - cached) * 1024.0,
+        "moved_tokens": prompt - cached,
+        "prefill_worker": ("prefill-0",) * count,
+        "decode_worker": tuple(f"decode-{place % 2}" for place in range(count)),
+        "outcome": tuple(Outcome.REFUSED if out else Outcome.DONE for out in left_out),
+        "error": tuple("RESOURCE_EXHAUSTED" if out else None for out in left_out),
+        "attempts": np.ones(count),
+        "itl_mean_s": np.where(left_out, np.nan, itl),
+        "itl_p99_s": unknown,
+        "itl_max_s": unknown,
+    }
+    duration_s = float(end.max()) if count else 1.0
+    return summarized(an_about(**{"duration_s": duration_s, **changes}), Requests(**columns))
