@@ -7,4 +7,6 @@ Reading order: `record` (the one file that a run leaves), `summary` (what the fi
 `prompt_tree` and `traces` (published traces in one form), `plan` (what is asked for), `workload`
 with `datasets` and `trace_workload` (which prompts), `arrivals` and `sender` (when), `answer` with
 `grpc_endpoint` and `http_endpoint` (how), `client_process`, `client_pool` and `parts` (by whom).
+
+What reads records: `intervals` and `compare`, then `report`, which names the modules of its figures.
 """

@@ -109,7 +109,9 @@ def _as_text(comparison: Comparison) -> str:
     table = comparison_table(comparison)
     rows = [[cell.replace("\u00a0", " ") for cell in row] for row in (table.header, *table.rows)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    lines = [f"A  {comparison.names[0]}", f"B  {comparison.names[1]}", ""]
+    # A name must not steer the terminal.
+    names = ["".join(c if c.isprintable() else "?" for c in name) for name in comparison.names]
+    lines = [f"A  {names[0]}", f"B  {names[1]}", ""]
     for row in rows:
         first, *numbers, last = row
         middle = (f"{cell:>{width}}" for cell, width in zip(numbers, widths[1:-1], strict=True))
