@@ -8,5 +8,5 @@ Reading order: `record` (the one file that a run leaves), `summary` (what the fi
 with `datasets` and `trace_workload` (which prompts), `arrivals` and `sender` (when), `answer` with
 `grpc_endpoint` and `http_endpoint` (how), `client_process`, `client_pool` and `parts` (by whom).
 
-What reads records: `intervals` and `compare`, then `report`, which names the modules of its figures.
+What reads records: `intervals` and `compare`, then `report`, which names those of its figures.
 """
