@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from cluster.status_json import status_json
 from cluster.tables import (
     ACCOUNTS_LEGEND,
     accounts_table,
@@ -71,11 +72,12 @@ def chat(client: Client, request: inference.GenerateRequest, source: TextIO) -> 
         history.messages.add(role=_ASSISTANT, content=answer)
 
 
-def status(client: Client, *, show_counters: bool) -> None:
-    """Print who serves and the accounts of each worker, and what each counted if asked to."""
-    info = client.model_info()
-    answer = client.cluster_status()
-    print(  # noqa: T201
+def status(client: Client, *, show_counters: bool = False, as_json: bool = False) -> str:
+    """Who serves and the accounts of each worker, and what each counted if asked to."""
+    info, answer = client.model_info(), client.cluster_status()
+    if as_json:
+        return status_json(info, answer)
+    text = (
         f"{info.model} ({info.dtype}), context {info.context_length}, page size {info.page_size}; "
         f"membership version {answer.membership_version}, "
         f"{answer.requests_in_flight} requests in flight\n\n"
@@ -83,9 +85,10 @@ def status(client: Client, *, show_counters: bool) -> None:
         f"{accounts_table(answer)}\n{ACCOUNTS_LEGEND}"
     )
     if any(worker.HasField("host_accounts") for worker in answer.workers):
-        print(f"\nSlots of the host tiers by owner\n{host_accounts_table(answer)}")  # noqa: T201
+        text += f"\n\nSlots of the host tiers by owner\n{host_accounts_table(answer)}"
     if show_counters:
-        print(f"\nCounted since each worker started\n{counters_table(answer)}")  # noqa: T201
+        text += f"\n\nCounted since each worker started\n{counters_table(answer)}"
+    return text
 
 
 def audit(client: Client, worker_id: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cluster.status_json import HOST_KV_OWNERS, KV_OWNERS, state_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -61,19 +63,13 @@ def workers_table(status: inference.ClusterStatusResponse) -> str:
         (
             (
                 *(worker.worker_id, worker.role, str(worker.pid), f"#{worker.incarnation:016x}"),
-                *(worker.address, _state_of(worker)),
+                *(worker.address, state_of(worker)),
                 *(str(worker.load.running), str(worker.load.waiting)),
                 *(str(worker.load.handoffs), _indexed_blocks(worker)),
             )
             for worker in status.workers
         ),
     )
-
-
-def _state_of(worker: inference.WorkerSummary) -> str:
-    if not worker.reachable:
-        return "unreachable"
-    return "draining" if worker.draining else "ok"
 
 
 def _indexed_blocks(worker: inference.WorkerSummary) -> str:
@@ -101,14 +97,13 @@ def _audit_row(entry: inference.WorkerAudit) -> tuple[str, ...]:
 
 def accounts_table(status: inference.ClusterStatusResponse) -> str:
     """The KV slots of each worker by owner; the first six add up to the total."""
-    accounts = ("free", "evictable", "protected", "private", "inbound", "loading", "total")
-    header = ("worker", *accounts, "pinned", "rows")
+    header = ("worker", *KV_OWNERS, "pinned", "rows")
     return format_table(
         header,
         (
             (
                 worker.worker_id,
-                *(str(getattr(worker.accounts, name)) for name in accounts),
+                *(str(getattr(worker.accounts, name)) for name in KV_OWNERS),
                 str(worker.accounts.outbound_pinned),
                 f"{worker.accounts.rows_live}/{worker.accounts.rows_total}",
             )
@@ -119,11 +114,13 @@ def accounts_table(status: inference.ClusterStatusResponse) -> str:
 
 def host_accounts_table(status: inference.ClusterStatusResponse) -> str:
     """The slots of each host tier by owner; the first five add up to the total."""
-    accounts = ("free", "evictable", "protected", "writing", "loading", "total")
     return format_table(
-        ("worker", *accounts),
+        ("worker", *HOST_KV_OWNERS),
         (
-            (worker.worker_id, *(str(getattr(worker.host_accounts, name)) for name in accounts))
+            (
+                worker.worker_id,
+                *(str(getattr(worker.host_accounts, name)) for name in HOST_KV_OWNERS),
+            )
             for worker in status.workers
             if worker.HasField("host_accounts")
         ),

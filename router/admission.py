@@ -148,9 +148,13 @@ class Admission:
 
         Raises `Overloaded`, and `InvalidInput` for what its tenant's allowance can never cover.
         """
+        service_class = ticket.service_class
+        refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
+        if refusal is not None:  # Before it counts as demand: it takes no room from anybody.
+            raise self._overloaded(service_class, refusal)
+        ticket.tokens_taken = work.longest
         turn_s = self._ttft.turn_s(work, self._places(capacity), capacity)
         self._demand.asked(ticket.tenant.name, turn_s, now)
-        service_class = ticket.service_class
         settings = self._settings.of(service_class)
         is_full = self._queue.count(service_class) >= settings.queue_max
         needs_room = is_full and self.would_wait(ticket, work, now, capacity)
@@ -159,12 +163,8 @@ class Admission:
             raise self._no_room(ticket, work, self._queue_full(service_class), now, capacity)
         ticket.goes_first = self._goes_first(ticket, now)
         self._check_prediction(ticket, work, now, capacity)
-        refusal = self._tenants.take_tokens(ticket.tenant, work.longest, now)
-        if refusal is not None:
-            raise self._overloaded(service_class, refusal)
         if needs_room and longer is not None:
             self._displace(longer, service_class, now, capacity)
-        ticket.tokens_taken = work.longest
         ticket.work = work
         ticket.submitted_at = now
         before, found = self._before(ticket, now, capacity), capacity.found_by(ticket.goes_first)

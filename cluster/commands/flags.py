@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from enum import Enum
 from pathlib import Path
@@ -11,6 +12,7 @@ from cluster.client import Client
 from cluster.client_security import ClientSecurity
 from kvferry.addresses import LOOPBACK
 from kvferry.config import load_config, settings
+from kvferry.errors import InvalidInput
 from kvferry.router_config import RouterConfig
 from kvferry.setting_texts import setting_texts
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _SETTING_PREFIX = "setting:"
 _API_KEY_VARIABLE = "KVFERRY_API_KEY"
 """Not a flag: everybody on a machine sees those of every process."""
+_INTERVAL_S = 1.0
+_INTERVAL_MIN_S = 0.2
 _TLS_FLAGS = (
     ("tls-ca", "who signed the router's certificate; without it, no TLS"),
     ("tls-certificate", "of this client, for routers that ask for one"),
@@ -95,6 +99,21 @@ def client_of(arguments: argparse.Namespace) -> Client:
         api_key=os.environ.get(_API_KEY_VARIABLE, ""),
     )
     return Client(*arguments.address.split(","), security=security)
+
+
+def add_interval(command: argparse.ArgumentParser) -> None:
+    """How often to look; `interval_of` reads it."""
+    text = "seconds between two looks; default: %(default)s"
+    command.add_argument("--interval-s", type=float, default=_INTERVAL_S, help=text)
+
+
+def interval_of(arguments: argparse.Namespace) -> float:
+    """In seconds. Raises `InvalidInput`."""
+    interval_s: float = arguments.interval_s
+    if not (math.isfinite(interval_s) and interval_s >= _INTERVAL_MIN_S):
+        problem = f"is {interval_s:g}; must be at least {_INTERVAL_MIN_S:g}"
+        raise InvalidInput("interval-s", problem)
+    return interval_s
 
 
 def client_flags() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import shutil
 import sys
@@ -12,7 +11,7 @@ import tty
 from typing import TYPE_CHECKING, Any
 
 from cluster.client import CallFailed
-from cluster.commands.flags import add_address, add_command, client_of
+from cluster.commands.flags import add_address, add_command, add_interval, client_of, interval_of
 from cluster.top_view import top_lines
 from kvferry.errors import InvalidInput
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from cluster.client import Client
 
-_INTERVAL_S = 1.0
-_INTERVAL_MIN_S = 0.2
 _REQUESTS = 50
 """Whose latencies are told."""
 _ENTER = "\x1b[?1049h\x1b[?25l"
@@ -35,16 +32,12 @@ def add(commands: Any) -> None:
     """Add the command of this file."""
     top = add_command(commands, "top", _top, "workers, load and latencies, live; q quits")
     top.add_argument("--once", action="store_true", help="print it once, for scripts")
-    text = "seconds between two looks; default: %(default)s"
-    top.add_argument("--interval-s", type=float, default=_INTERVAL_S, help=text)
+    add_interval(top)
     add_address(top)
 
 
 def _top(arguments: argparse.Namespace) -> None:
-    interval_s = arguments.interval_s
-    if not (math.isfinite(interval_s) and interval_s >= _INTERVAL_MIN_S):
-        problem = f"is {interval_s:g}; must be at least {_INTERVAL_MIN_S:g}"
-        raise InvalidInput("interval-s", problem)
+    interval_s = interval_of(arguments)
     with client_of(arguments) as client:
         if arguments.once:
             print("\n".join(_lines(client)))  # noqa: T201

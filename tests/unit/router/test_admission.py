@@ -232,6 +232,41 @@ def test_a_flood_is_known_where_the_queue_is_full_too() -> None:
     assert ask(admission, tenant="modest").goes_first
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        TenantConfig(tokens_per_minute=100.0),
+        TenantConfig(requests_per_minute=2.0),
+        TenantConfig(concurrent_max=2),
+    ],
+)
+def test_what_a_tenant_may_not_ask_for_anyway_is_no_flood(limits: TenantConfig) -> None:
+    admission = Admission(settings(tenants=limits))
+    work = Work(10, kv_tokens=10, prompt_len=10, longest=50)
+    for _ in range(2):
+        ask(admission, tenant="flood", work=work)
+    grant(admission)
+    for _ in range(40):
+        with pytest.raises(Overloaded):
+            ask(admission, tenant="flood", work=work)
+    # Of what the fleet can do, the two that were taken are little: nobody crowds.
+    assert not ask(admission, tenant="other", work=work).goes_first
+
+
+def test_tokens_of_a_request_without_room_come_back() -> None:
+    admission = Admission(settings(queue_max=0, tenants=TenantConfig(tokens_per_minute=100.0)))
+    busy = []
+    for number in range(8):
+        busy.append(ask(admission, tenant=f"t{number}"))
+        grant(admission)
+    for _ in range(3):
+        with pytest.raises(Overloaded, match="wait already"):
+            ask(admission, tenant="late", work=Work(10, prompt_len=10, longest=90))
+    for ticket in busy:
+        admission.end(ticket, 0.0)
+    assert ask(admission, tenant="late", work=Work(10, prompt_len=10, longest=90))
+
+
 def test_what_goes_first_does_not_wait_until_a_worker_is_free_for_another_prompt() -> None:
     admission = Admission(settings())
     # It had more than the flood, so it is not the head.
