@@ -108,7 +108,7 @@ class Operations:
         config = with_hosts_of(self._configs.current, config)
         change = change_between(self._configs.current, config)
         if change.replaces_routers:
-            await self._check_hand_over(change.names)
+            await self._check_hand_over(change.of_routers)
         specs = self._staying()
         former_lineage = self._state.settings.lineage
         workers, routers = concerned(specs, self._configs.by_revision, config)
@@ -137,8 +137,11 @@ class Operations:
         routers = [spec for spec in self._staying() if isinstance(spec, RouterSpec)]
         launcher = self._supervisor.launcher
         if len(routers) > 1 or not all([await launcher.has_room(spec) for spec in routers]):
-            problem = "needs new routers, which several routers or many nodes do not allow yet"
-            raise ConfigError(names[0], f"{problem}; stop the cluster and start it again")
+            what = "one of several routers" if len(routers) > 1 else "a router on one of many nodes"
+            problem = f"needs new routers, and the ports of {what} cannot go to a successor"
+            raise ConfigError(
+                names[0], f"{problem}: end the cluster with `kvferry down` and start it again"
+            )
 
     async def restart(self, names: Sequence[str], drain_s: float) -> RolloutReport:
         """Replace these workers, all of them if none is named, by new processes, as `apply` does.

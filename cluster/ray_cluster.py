@@ -40,7 +40,7 @@ _POLL_S = 0.1
 
 
 class ClusterExists(KvferryError):
-    """A kvferry cluster of that namespace runs on the Ray cluster."""
+    """A kvferry cluster of that namespace runs on the Ray cluster, or is left of one."""
 
     kind = ErrorKind.ALREADY_EXISTS
 
@@ -76,6 +76,13 @@ def bring_up(config: ClusterConfig, clock: Clock) -> ClusterView:
         except BaseException:
             _take_down(config.ray.namespace, clock)
             raise
+
+
+@contextlib.contextmanager
+def running_supervisor(config: RayConfig) -> Iterator[SupervisorHandle | None]:
+    """That of the cluster that runs; None: there is none. Raises `NoRayCluster`."""
+    with _connected(config):
+        yield ray_runtime.find_supervisor()
 
 
 def stay_with(config: RayConfig, clock: Clock, tell: Callable[[str], None]) -> None:

@@ -30,6 +30,7 @@ from kvferry.errors import ErrorKind, KvferryError, WorkerUnavailable
 from kvferry.limits import (
     CALLS_AT_ONCE_MAX,
     OBJECT_STORE_BYTES,
+    RECORD_SAVE_TIMEOUT_S,
     SESSION_CONNECT_TIMEOUT_S,
     STOP_TIMEOUT_S,
     SUPERVISOR_AWAY_MAX_S,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from cluster.launcher import Launcher
     from cluster.supervisor import ClusterView
     from kvferry.config import ClusterConfig
+    from router.cluster_control import RolloutReport
 
 _NAMESPACE = "kvferry"
 _STOP_ALL_TIMEOUT_S = 3 * STOP_TIMEOUT_S
@@ -155,6 +157,16 @@ class SupervisorHandle:
         unreached: tuple[str, ...] = _call(method, STOP_TIMEOUT_S)
         return unreached
 
+    def apply(self, config: ClusterConfig, drain_s: float) -> RolloutReport:
+        """See `Operations.apply`."""
+        method = self._actor.apply.remote
+        timeout_s = STOP_TIMEOUT_S + RECORD_SAVE_TIMEOUT_S
+        return _report_of(_call(method, timeout_s, to_mapping(config), drain_s))
+
+    def rollout(self) -> RolloutReport:
+        """See `Operations.rollout`."""
+        return _report_of(_call(self._actor.rollout.remote, STOP_TIMEOUT_S))
+
     def stop(self) -> None:
         """End every member, then the supervisor."""
         try:
@@ -189,6 +201,13 @@ def find_supervisor() -> SupervisorHandle | None:
         return SupervisorHandle(ray.get_actor(SUPERVISOR_NAME))
     except ValueError:
         return None
+
+
+def _report_of(outcome: RolloutReport | KvferryError) -> RolloutReport:
+    """Raises what the supervisor has refused an order with."""
+    if isinstance(outcome, KvferryError):
+        raise outcome
+    return outcome
 
 
 def _call(method: Callable[..., Any], timeout_s: float, *arguments: object) -> Any:

@@ -102,8 +102,14 @@ class ConfigChange:
     """Numbers of workers that are others than before."""
     groups: frozenset[Role]
     """Whose workers have to be replaced."""
-    replaces_routers: bool
+    of_routers: tuple[str, ...]
+    """Those of them for which routers have to be replaced."""
     is_new_lineage: bool
+
+    @property
+    def replaces_routers(self) -> bool:
+        """Whether routers have to be replaced."""
+        return bool(self.of_routers)
 
 
 def with_hosts_of(old: ClusterConfig, new: ClusterConfig) -> ClusterConfig:
@@ -128,9 +134,8 @@ def change_between(old: ClusterConfig, new: ClusterConfig) -> ConfigChange:
     _check_kinds_of_roles(counts, old, new)
     others = [name for name in names if not name.endswith(".count") and name not in _LIVE]
     of_workers = [name for name in others if not name.startswith(_OF_ROUTERS)]
-    is_new_lineage = any(
-        not name.startswith(("workers.", *_MIXED)) for name in of_workers
-    ) or _may_exchange(old) != _may_exchange(new)
+    of_all = [name for name in of_workers if not name.startswith(("workers.", *_MIXED))]
+    is_new_lineage = bool(of_all)
     groups = {
         role
         for role in Role
@@ -141,7 +146,7 @@ def change_between(old: ClusterConfig, new: ClusterConfig) -> ConfigChange:
         names,
         counts,
         frozenset(Role) if is_new_lineage else frozenset(groups),
-        replaces_routers=is_new_lineage or any(name.startswith(_OF_ROUTERS) for name in others),
+        of_routers=(*(name for name in others if name.startswith(_OF_ROUTERS)), *of_all),
         is_new_lineage=is_new_lineage,
     )
 

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.flags import add_command, add_settings, config_of
+from cluster.commands.rollout import add_waiting, show_rollout
 from cluster.interrupts import ignore_signals
 from kvferry.clock import MonotonicClock
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Add the commands of this file."""
-    text = "start a cluster on the nodes of a running Ray cluster"
+    text = "start a cluster on the nodes of a running Ray cluster; one that runs gets the settings"
     up = add_command(commands, "up", _up, text)
+    add_waiting(up)
     text = "stay, tell who ends and comes back, and end with an error when the cluster is gone"
-    up.add_argument("--stay", action="store_true", help=f"{text}; one that runs is joined")
+    up.add_argument("--stay", action="store_true", help=f"{text}; one that runs is joined as it is")
     add_settings(up)
     text = "end the cluster that `up` has started; Ray goes on"
     add_settings(add_command(commands, "down", _down, text))
@@ -35,8 +37,27 @@ def _up(arguments: argparse.Namespace) -> None:
         with contextlib.suppress(ClusterExists):
             _bring_up(config)
         stay_with(config.ray, MonotonicClock(), _say)
-    else:
+    elif not _change_running(config, arguments):
         _bring_up(config)
+
+
+def _change_running(config: ClusterConfig, arguments: argparse.Namespace) -> bool:
+    """Have a cluster that runs use this configuration. False: there is none.
+
+    Not by way of a router: where it listens and what it asks for may be what changes.
+    """
+    from cluster.ray_cluster import for_any_node, running_supervisor
+
+    with running_supervisor(config.ray) as supervisor:
+        if supervisor is None:
+            return False
+        print(f"kvferry cluster {config.ray.namespace!r} runs already", flush=True)  # noqa: T201
+        show_rollout(
+            supervisor.apply(for_any_node(config), arguments.drain_s),
+            supervisor.rollout,
+            is_awaited=not arguments.no_wait,
+        )
+    return True
 
 
 def _bring_up(config: ClusterConfig) -> None:

@@ -14,9 +14,14 @@ from kvferry.limits import DRAIN_S, ROLLOUT_CHECK_INTERVAL_S, SUPERVISOR_AWAY_MA
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+    from typing import TypeAlias
 
     from cluster.client import Client
     from kvferry.rpc.v1 import inference_pb2 as inference
+    from router.cluster_control import RolloutReport
+
+    RolloutProgress: TypeAlias = inference.RolloutStatus | RolloutReport
 
 _ALL = "all"
 
@@ -31,12 +36,31 @@ def add(commands: Any) -> None:
     restart.add_argument("worker", nargs="+", help=f"by name, or {_ALL!r}")
     show = add_command(commands, "rollout", _rollout, "show how far the last rollout is")
     for command in (apply, restart):
-        text = "how long each may take to do what it has; default: %(default)s"
-        command.add_argument("--drain-s", type=float, default=DRAIN_S, help=text)
-        text = "return at once; `kvferry rollout` shows the progress"
-        command.add_argument("--no-wait", action="store_true", help=text)
+        add_waiting(command)
     for command in (apply, restart, show):
         add_address(command)
+
+
+def add_waiting(command: argparse.ArgumentParser) -> None:
+    """Flags of a command that begins a rollout."""
+    text = "how long each may take to do what it has; default: %(default)s"
+    command.add_argument("--drain-s", type=float, default=DRAIN_S, help=text)
+    text = "return at once; `kvferry rollout` shows the progress"
+    command.add_argument("--no-wait", action="store_true", help=text)
+
+
+def show_rollout(
+    status: RolloutProgress, ask: Callable[[], RolloutProgress], *, is_awaited: bool
+) -> None:
+    """Print what an `apply` changes, then each step until it is over.
+
+    Raises `WorkerUnavailable` when it has failed.
+    """
+    if not status.changes:
+        print("nothing differs from what the cluster runs under")  # noqa: T201
+        return
+    print(f"changes: {', '.join(status.changes)}", flush=True)  # noqa: T201
+    _follow(status, ask, is_awaited=is_awaited)
 
 
 def _apply(arguments: argparse.Namespace) -> None:
@@ -48,11 +72,7 @@ def _apply(arguments: argparse.Namespace) -> None:
     text = json.dumps(to_mapping(config))
     with client_of(arguments) as client:
         status = client.apply(text, arguments.drain_s)
-        if not status.changes:
-            print("nothing differs from what the cluster runs under")  # noqa: T201
-            return
-        print(f"changes: {', '.join(status.changes)}")  # noqa: T201
-        _follow(client, status, arguments)
+        show_rollout(status, lambda: _ask(client), is_awaited=not arguments.no_wait)
 
 
 def _restart(arguments: argparse.Namespace) -> None:
@@ -62,7 +82,8 @@ def _restart(arguments: argparse.Namespace) -> None:
             raise InvalidInput("worker", f"is {_ALL!r} and names; give one or the other")
         names = []
     with client_of(arguments) as client:
-        _follow(client, client.restart(names, arguments.drain_s), arguments)
+        status = client.restart(names, arguments.drain_s)
+        _follow(status, lambda: _ask(client), is_awaited=not arguments.no_wait)
 
 
 def _rollout(arguments: argparse.Namespace) -> None:
@@ -70,7 +91,9 @@ def _rollout(arguments: argparse.Namespace) -> None:
         print(_text_of(client.rollout()))  # noqa: T201
 
 
-def _follow(client: Client, status: inference.RolloutStatus, arguments: argparse.Namespace) -> None:
+def _follow(
+    status: RolloutProgress, ask: Callable[[], RolloutProgress], *, is_awaited: bool
+) -> None:
     """Print each step until it is over. Raises `WorkerUnavailable` when it has failed."""
     last = ""
     while True:
@@ -80,10 +103,10 @@ def _follow(client: Client, status: inference.RolloutStatus, arguments: argparse
             last = text
         if status.phase == "failed":
             raise WorkerUnavailable(f"the rollout has failed: {status.detail}")
-        if status.phase != "running" or arguments.no_wait:
+        if status.phase != "running" or not is_awaited:
             return
         time.sleep(ROLLOUT_CHECK_INTERVAL_S)
-        status = _ask(client)
+        status = ask()
 
 
 def _ask(client: Client) -> inference.RolloutStatus:
@@ -99,7 +122,7 @@ def _ask(client: Client) -> inference.RolloutStatus:
             time.sleep(ROLLOUT_CHECK_INTERVAL_S)
 
 
-def _text_of(status: inference.RolloutStatus) -> str:
+def _text_of(status: RolloutProgress) -> str:
     head = f"revision {status.revision} {status.phase}"
     if status.to_replace:
         head += f", {status.replaced} of {status.to_replace} replaced"

@@ -57,3 +57,27 @@ def test_configurations_change_and_nobody_notices() -> None:
         assert "3 of 3 replaced" in told
         assert len(names(cluster)) == len(before)
         clients.wait_for_answers(2)
+
+
+def test_all_workers_are_restarted_one_after_the_other() -> None:
+    with local_cluster() as cluster, asking_clients(cluster.address) as clients:
+        before = {worker.pid for worker in cluster.status().workers}
+        told = order(cluster, "restart", "all")
+        assert "done, 2 of 2 replaced" in told
+        clients.wait_for_answers(3)
+        after = cluster.status().workers
+        assert not before & {worker.pid for worker in after}
+        assert sorted(worker.role for worker in after) == ["decode", "prefill"]
+        # By name, and twice: what was new a moment ago is replaced like any other.
+        decode = next(worker.worker_id for worker in after if worker.role == "decode")
+        assert "done, 1 of 1 replaced" in order(cluster, "restart", decode)
+        clients.wait_for_answers(3)
+
+
+def test_another_model_takes_over_and_no_request_meets_both() -> None:
+    with local_cluster() as cluster, asking_clients(cluster.address) as clients:
+        clients.wait_for_answers(3)
+        assert "done, 3 of 3 replaced" in apply(cluster, model__quantization="int8")
+        clients.learn_new_model()
+        clients.wait_for_answers(6)
+        assert "nothing differs" in apply(cluster, model__quantization="int8")

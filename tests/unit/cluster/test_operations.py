@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -266,6 +267,20 @@ def test_what_cannot_be_changed_is_refused(more, field):
         assert supervisor.configs.revision == 0
 
     supervise(scenario, specs=ALL)
+
+
+def test_what_needs_new_routers_is_refused_where_they_cannot_take_over():
+    async def scenario(supervisor, launcher):
+        await complete(supervisor)
+        config = config_of(cache={"rows": 32}, router={"policy": "round_robin"})
+        with pytest.raises(ConfigError, match="kvferry down") as caught:
+            await Operations(supervisor).apply(config, DRAIN_S)
+        assert caught.value.field == "router.policy"
+        assert supervisor.configs.revision == 0
+        await Operations(supervisor).apply(config_of(cache={"rows": 32}), DRAIN_S)
+        assert supervisor.configs.revision == 1
+
+    supervise(scenario, specs=(*ALL, replace(ROUTER, name="router-1")))
 
 
 def test_strangers_are_not_restarted():
