@@ -1,14 +1,17 @@
 """The planner against every fixed ratio of as many workers.
 
-    python -m benchmarks.planner --json [--workers 8] [--seconds 600] [--seeds 3] [--load 0.85 1.0]
-                                        [--shape square-120 ...] [--goodput] [--explain]
-                                        [--trace PATH ...]
+    python -m benchmarks.planner --json [--workers 8] [--seconds 600] [--seeds 3] [--first-seed 0]
+                                        [--load 0.85 1.0] [--shape square-120 ...] [--goodput]
+                                        [--explain] [--trace PATH ...]
 
 In simulated time (`benchmarks.planner_sim`), under loads that swing between prompts of 4,000 tokens
 with answers of 60 and prompts of 300 with answers of 800 (`benchmarks.planner_load`); shapes are
 square-PERIOD, sine-PERIOD, erratic-MEAN and steady-SHARE, in seconds. `--trace`: recorded requests
 instead, of several files one after the other, each scaled to the same load. At a load of 1 the best
 split for either end just keeps the targets by the planner's own theory.
+
+All contenders are set as an operator with these targets would: `scheduler.running_max` is what a
+step within the ITL target has room for, and `scheduler.itl_limit_ms` is that target.
 
 Attainment is the share of all requests, refused ones among them, that kept both targets: TTFT, and
 the mean time between two tokens. The router refuses who would not have its first token in time. All
@@ -48,8 +51,8 @@ SHAPES = (
     *("square-60", "square-120", "square-300", "sine-120", "sine-300", "erratic-60"),
     *("steady-0", "steady-0.5", "steady-1"),
 )
-_TIMING = Timing()
 _CONFIG = PlannerConfig(ttft_s=2.0, itl_ms=25.0)
+_TIMING = Timing(running_max=48, itl_limit_s=_CONFIG.itl_ms / 1000.0)
 _TARGETS = Targets(_CONFIG.ttft_s, _CONFIG.itl_ms / 1000.0, _CONFIG.attainment)
 _SEARCH_STEPS = 5
 _LOAD_MAX = 1.4
@@ -129,7 +132,7 @@ def _attainment(
 ) -> dict[str, Any]:
     played: dict[str, list[Played]] = {each: [] for each in contenders(arguments.workers)}
     requests = 0
-    for seed in range(arguments.seeds):
+    for seed in _seeds(arguments):
         asked = make(load, seed)
         requests += len(asked)
         for contender, split in contenders(arguments.workers).items():
@@ -156,13 +159,17 @@ def _goodput(
         low, high = 0.0, _LOAD_MAX
         for _ in range(_SEARCH_STEPS):
             middle = (low + high) / 2.0
-            loads = (make(middle, seed) for seed in range(arguments.seeds))
+            loads = (make(middle, seed) for seed in _seeds(arguments))
             found = fmean(play(asked, contender, split).both for asked in loads)
             low, high = (middle, high) if found >= arguments.attainment else (low, middle)
         return low
 
     found = {each: most(each, split) for each, split in contenders(arguments.workers).items()}
     return {"shape": name, "at_attainment": arguments.attainment, **_compared("load", found)}
+
+
+def _seeds(arguments: argparse.Namespace) -> range:
+    return range(arguments.first_seed, arguments.first_seed + arguments.seeds)
 
 
 def _compared(what: str, found: dict[str, float]) -> dict[str, Any]:
@@ -195,6 +202,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run, simulated")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--load", type=float, nargs="+", default=[0.85, 1.0])
     parser.add_argument("--shape", nargs="+", default=[])
     parser.add_argument("--trace", nargs="+", default=[], help="files, one after the other")

@@ -24,6 +24,7 @@ import numpy as np
 
 from cluster.planner import SwitchRole
 from cluster.planner_input import DecodeSteps, Latency, Observation, Traffic, WorkerSeen
+from engine.itl_limit import PROMPT_TOKENS_MIN
 from kvferry.accounts import KvAccounts, WorkerLoad
 from kvferry.clock import ManualClock
 from kvferry.errors import Overloaded
@@ -78,6 +79,18 @@ class Timing:
     """KV of one prompt token on its way to another worker."""
     chunk_tokens: int = 2048
     running_max: int = 64
+    itl_limit_s: float = 0.0
+    """As `scheduler.itl_limit_ms`: beside answers a step takes as much of prompts as keeps to it.
+    0: a whole chunk."""
+
+    def chunk_beside(self, decode_s: float) -> int:
+        """Prompt tokens that a step may compute, if its answers take `decode_s`; 0 s: none are
+        there. As of `engine.itl_limit`."""
+        if not decode_s or not self.itl_limit_s:
+            return self.chunk_tokens
+        left_s = self.itl_limit_s - decode_s - self.prompt_step_s
+        tokens = int(left_s / self.prompt_token_s)
+        return min(self.chunk_tokens, max(PROMPT_TOKENS_MIN, tokens))
 
 
 @dataclass(slots=True, eq=False)
@@ -311,25 +324,29 @@ class PlannerSim:
         if worker.is_busy or not (worker.prompts or worker.ends):
             return
         worker.is_busy = True
-        budget, computed = self._timing.chunk_tokens, []
+        decode_s = self._decode_s(worker)
+        most = self._timing.chunk_beside(decode_s)
+        budget, computed = most, []
         for request in worker.prompts:
             tokens = min(budget, request.left)
             computed.append((request, tokens))
             budget -= tokens
             if not budget:
                 break
-        tokens = self._timing.chunk_tokens - budget
-        seconds = self._step_s(worker, tokens)
+        tokens = most - budget
+        seconds = decode_s + self._prompt_s(tokens)
         self._after(seconds, lambda: self._stepped(worker, computed, tokens, seconds))
 
-    def _step_s(self, worker: _Worker, prompt_tokens: int) -> float:
-        timing, seconds = self._timing, 0.0
-        if worker.ends:
-            seconds += timing.step_s + timing.sequence_s * len(worker.ends)
-            seconds += timing.context_token_s * worker.context
-        if prompt_tokens:
-            seconds += timing.prompt_step_s + timing.prompt_token_s * prompt_tokens
-        return seconds
+    def _decode_s(self, worker: _Worker) -> float:
+        if not worker.ends:
+            return 0.0
+        timing = self._timing
+        seconds = timing.step_s + timing.sequence_s * len(worker.ends)
+        return seconds + timing.context_token_s * worker.context
+
+    def _prompt_s(self, tokens: int) -> float:
+        timing = self._timing
+        return timing.prompt_step_s + timing.prompt_token_s * tokens if tokens else 0.0
 
     def _stepped(
         self,

@@ -19,7 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from cluster.planner_capacity import DecodeCapacity, PromptCapacity, StepTime, Targets
+from cluster.planner_capacity import (
+    DecodeCapacity,
+    PromptCapacity,
+    PromptRate,
+    StepTime,
+    Targets,
+)
 from cluster.planner_demand import DemandMeter
 from kvferry.membership import Role
 
@@ -159,6 +165,7 @@ class Planner:
         self._targets = Targets(config.ttft_s, config.itl_ms / 1000.0, config.attainment)
         self._meter = DemandMeter()
         self._step_time = StepTime()
+        self._prompt_rate = PromptRate()
         self._pace = _Pace(config.switches_per_minute)
         self._switched_at: dict[WorkerId, float] = {}
         self._short_since: float | None = None
@@ -186,14 +193,15 @@ class Planner:
         demand = self._meter.learn(seen)
         steps = [worker.decode for worker in seen.workers]
         self._step_time.learn(steps, seen.traffic.seconds)
-        rates = [w.prefill_tokens_per_s for w in seen.workers if w.prefill_tokens_per_s > 0.0]
+        self._prompt_rate.learn(seen.workers, seen.traffic.seconds)
+        rate = self._prompt_rate.tokens_per_s
         workers = _switchable(seen)
         line = self._step_time.line
-        if not rates or line is None or len(workers) < self._least:
+        if not rate or line is None or len(workers) < self._least:
             return None
         capacity = _Capacity(
             demand,
-            PromptCapacity(sum(rates) / len(rates)),
+            PromptCapacity(rate),
             DecodeCapacity.of(line, _places(seen), self._targets),
             self._targets,
         )

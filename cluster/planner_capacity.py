@@ -28,8 +28,11 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cluster.planner_demand import Demand
-    from cluster.planner_input import DecodeSteps
+    from cluster.planner_input import DecodeSteps, WorkerSeen
+    from kvferry.ids import WorkerId
 
 _UTILIZATION_MAX = 0.95
 """Beyond this a queue takes for ever to get shorter."""
@@ -86,6 +89,34 @@ class StepTime:
         slope = (self._ns / self._weight - n * s) / (spread + self._SLOPE_PRIOR * n * n)
         slope = min(max(slope, 0.0), s / n)
         return s - slope * n, slope
+
+
+class PromptRate:
+    """Prompt tokens that a worker computes per second with nothing beside it.
+
+    Who still has answers from before its role changed computes prompts slowly for a while, and goes
+    on to be taken for slow until it has computed many more. So each counts with its best of late.
+    """
+
+    _MEMORY_S = 120.0
+    """Time constant."""
+
+    def __init__(self) -> None:
+        self._best: dict[WorkerId, float] = {}
+
+    def learn(self, workers: Iterable[WorkerSeen], interval_s: float) -> None:
+        """One interval of all workers; who is not among them is forgotten."""
+        kept = math.exp(-interval_s / self._MEMORY_S)
+        before, self._best = self._best, {}
+        for each in workers:
+            best = kept * before.get(each.worker_id, 0.0)
+            self._best[each.worker_id] = max(best, each.prefill_tokens_per_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The mean of those that were measured; 0 before."""
+        measured = [rate for rate in self._best.values() if rate > 0.0]
+        return sum(measured) / len(measured) if measured else 0.0
 
 
 @dataclass(frozen=True, slots=True)

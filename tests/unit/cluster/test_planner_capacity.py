@@ -8,9 +8,17 @@ import random
 
 import pytest
 
-from cluster.planner_capacity import DecodeCapacity, PromptCapacity, StepTime, Targets
+from cluster.planner_capacity import (
+    DecodeCapacity,
+    PromptCapacity,
+    PromptRate,
+    StepTime,
+    Targets,
+)
 from cluster.planner_demand import Demand
-from cluster.planner_input import DecodeSteps
+from cluster.planner_input import DecodeSteps, WorkerSeen
+from kvferry.ids import WorkerId
+from kvferry.membership import Role
 
 TARGETS = Targets(ttft_s=2.0, itl_s=0.025, attainment=0.9)
 
@@ -116,3 +124,23 @@ def test_what_steps_took_long_ago_is_forgotten() -> None:
     base_s, sequence_s = times.line or (0.0, 0.0)
     assert base_s == pytest.approx(0.008, rel=0.01)
     assert sequence_s == pytest.approx(0.0003, rel=0.01)
+
+
+def test_who_is_slow_beside_answers_is_not_taken_for_slow_without() -> None:
+    rate = PromptRate()
+
+    def learn(**rates: float) -> float:
+        workers = [
+            WorkerSeen(WorkerId(name), Role.PREFILL, prefill_tokens_per_s=measured)
+            for name, measured in rates.items()
+        ]
+        rate.learn(workers, 2.0)
+        return rate.tokens_per_s
+
+    assert learn(a=0.0) == 0.0
+    assert learn(a=8000.0, b=0.0) == 8000.0
+    assert learn(a=800.0, b=6000.0) == pytest.approx(7000.0, rel=0.02)
+    for _ in range(300):
+        slow = learn(a=800.0, b=6000.0)
+    assert slow == pytest.approx(3400.0)
+    assert learn(b=6000.0) == 6000.0
