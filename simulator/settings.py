@@ -44,6 +44,8 @@ class SimSettings:
     """...that decode what these computed..."""
     both: int = 0
     """...and that decode what they computed themselves."""
+    workers_per_host: int = 1
+    """Who slows one another down: so many of them, in the order above."""
     page_size: int = 16
     kv_tokens: int = 1_000_000
     """Of each worker."""
@@ -76,6 +78,7 @@ class SimSettings:
             "running_max": self.running_max,
             "rows": self.rows,
             "routers": self.routers,
+            "workers_per_host": self.workers_per_host,
         }
         for name, value in least_one.items():
             if value < 1:

@@ -18,6 +18,7 @@ from simulator.cache_news import CacheNews
 from simulator.event_queue import EventQueue
 from simulator.handoffs import Handoffs
 from simulator.held_request import HeldRequest
+from simulator.host import Host
 from simulator.page_cache import page_cache
 from simulator.page_ids import AnswerPages
 from simulator.run_columns import RunColumns
@@ -59,7 +60,12 @@ class Simulation:
         self._attempts: dict[SimWorker, dict[Attempt, None]] = {}
         """Under way, by each worker that takes part."""
         self._incarnations = itertools.count(1)
-        for info in _infos(settings):
+        self._hosts: dict[WorkerId, Host] = {}
+        host = Host(times)
+        for number, info in enumerate(_infos(settings)):
+            if number % settings.workers_per_host == 0:
+                host = Host(times)
+            self._hosts[info.worker_id] = host
             self._start(info)
         self.routers = self._routers()
         self._quiet: set[WorkerId] = set()
@@ -95,6 +101,10 @@ class Simulation:
             assert self.queue.step(), "nothing happens any more, and workers hold requests"
         for worker in self.workers.values():
             worker.kv.check_idle()
+
+    def host_of(self, worker_id: WorkerId) -> Host:
+        """The machine of a worker."""
+        return self._hosts[worker_id]
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -216,7 +226,7 @@ class Simulation:
             if attempt.sink is worker:
                 told = worker.tokens_told(attempt.at_sink)
                 attempt.request.known = max(attempt.request.known, told)
-        worker.is_dead = True
+        worker.die()
         self.queue.after(self._settings.missed_after_s, self._miss, worker)
         if death.back_after_s is not None:
             back_after_s = max(death.back_after_s, self._settings.missed_after_s)
@@ -266,8 +276,9 @@ class Simulation:
         pages = settings.kv_tokens // settings.page_size
         cache = page_cache(pages, settings.rows, self._context_pages, settings.eviction)
         info = dataclasses.replace(info, incarnation=Incarnation(next(self._incarnations)))
+        host = self._hosts[info.worker_id]
         worker = SimWorker(
-            info, cache, settings.places, self._times, self.queue, self._handoffs, self.news
+            info, cache, settings.places, host, self.queue, self._handoffs, self.news
         )
         self.workers[info.worker_id] = self._named[info.worker_id] = worker
         self._attempts[worker] = {}

@@ -40,6 +40,23 @@ class StepTimes:
     """...and each token of its prompt."""
     hop_s: float = 0.0005
     """A message from one process to another."""
+    prompt_beside: float = 0.0
+    """How much longer prompts take for each other worker of the host that computes: a share..."""
+    decode_beside: float = 0.0
+    """...and answers."""
+
+    def beside(self, others: int) -> StepTimes:
+        """Steps of a worker beside so many others of its host."""
+        prompts, decodes = 1.0 + others * self.prompt_beside, 1.0 + others * self.decode_beside
+        return dataclasses.replace(
+            self,
+            prompt_step_s=prompts * self.prompt_step_s,
+            prompt_token_s=prompts * self.prompt_token_s,
+            prompt_context_s=prompts * self.prompt_context_s,
+            decode_step_s=decodes * self.decode_step_s,
+            sequence_s=decodes * self.sequence_s,
+            context_token_s=decodes * self.context_token_s,
+        )
 
     def prompts_s(self, tokens: int, token_contexts: float) -> float:
         """The part of a step that its prompts take; `token_contexts` is the sum, over their tokens,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mem_cache.kv_cache import KVCache
     from simulator.event_queue import EventQueue
     from simulator.held_request import HeldRequest
+    from simulator.host import Host
     from simulator.settings import Places
-    from simulator.step_times import StepTimes
     from simulator.worker_ends import WorkerEnds, WorkerNews
 
 _RATE_MEMORY = 0.9
@@ -43,7 +43,7 @@ class SimWorker:
         info: WorkerInfo,
         cache: KVCache,
         places: Places,
-        times: StepTimes,
+        host: Host,
         queue: EventQueue,
         ends: WorkerEnds,
         news: WorkerNews,
@@ -58,7 +58,9 @@ class SimWorker:
         self.counts = WorkerCounts()
         self.is_dead = False
         self._places = places
-        self._times = times
+        self._host = host
+        self._times = host.times(self)
+        """Of the step that is under way, or the run."""
         self._queue = queue
         self._ends = ends
         self._news = news
@@ -192,6 +194,15 @@ class SimWorker:
         if not self._is_busy:
             self._begin()
 
+    def neighbours_changed(self) -> None:
+        """As of `Hosted`."""
+        self._cut_run()
+
+    def die(self) -> None:
+        """Whatever was under way never ends."""
+        self.is_dead = True
+        self._host.note(self, is_busy=False)
+
     def _cut_run(self) -> None:
         """Have a run end behind the step that is under way, before its answers change."""
         self._settle_run()
@@ -227,6 +238,7 @@ class SimWorker:
         self._grow(self._decoding.steps + 1)
         self._chunks = self._next_chunks()
         self._began_at = self._queue.time
+        self._times = self._host.times(self)
         sequences = self._taking_part = len(self._decoding)
         if self._chunks:
             self._is_busy, self._run = True, 0
@@ -239,6 +251,7 @@ class SimWorker:
         elif sequences:
             self._is_busy, self._run = True, self._run_length()
             self._wake_after(self._times.decodes_s(self._run, sequences, self._decoding.context))
+        self._host.note(self, is_busy=self._is_busy)
         self._tell_cache()
 
     def _run_length(self) -> int:
