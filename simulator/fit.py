@@ -126,4 +126,5 @@ def nonnegative_least_squares(
             # A term more has to be worth it: not by rounding alone.
             if error < best_error * (1.0 - 1e-12):
                 best, best_error = terms, error
-    return best / scale
+    unscaled: NDArray[np.float64] = best / scale
+    return unscaled

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from kvferry.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +88,3 @@ class StepTimes:
     def transfer_bytes_s(self, tokens: int) -> float:
         """What a link takes for the KV of so many tokens, without its latency."""
         return tokens * self.kv_bytes_per_token / self.bytes_per_s
-
-
-def read_step_times(path: Path) -> StepTimes:
-    """Of a JSON object with the names above; what it lacks is as by default.
-
-    Raises `InvalidInput` for another name, and for what is no number above or equal to 0.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidInput("timing", f"{path}: {error}") from error
-    names = {field.name for field in dataclasses.fields(StepTimes)}
-    for name, value in found.items():
-        if name not in names:
-            raise InvalidInput("timing", f"{path}: {name} is none of {', '.join(sorted(names))}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise InvalidInput("timing", f"{path}: {name} is {value!r}")
-    return StepTimes(**found)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.commands import bench_merge, bench_report, bench_run
+from cluster.commands import bench_merge, bench_profile, bench_report, bench_run
 
-_COMMANDS = (bench_run, bench_merge, bench_report)
+_COMMANDS = (bench_run, bench_merge, bench_report, bench_profile)
 """In the order in which the help shows them."""
 
 

@@ -13,7 +13,8 @@ from cluster.commands.flags import add_command, add_settings, config_of
 from kvferry.errors import InvalidInput
 from simulator.run_record import run_record
 from simulator.settings import SimSettings
-from simulator.step_times import StepTimes, read_step_times
+from simulator.step_times import StepTimes
+from simulator.timing import preset_names, read_timing
 from simulator.workload import generated, read_workload
 
 if TYPE_CHECKING:
@@ -36,11 +37,16 @@ def add(commands: Any) -> None:
     group.add_argument("--prefill", type=int, help="workers; default: workers.prefill.count")
     group.add_argument("--decode", type=int, help="workers; default: workers.decode.count")
     group.add_argument("--both", type=int, help="workers; default: workers.both.count")
+    group.add_argument(
+        "--workers-per-host", type=int, default=1, help="who slow one another; default: %(default)s"
+    )
     group.add_argument("--kv-tokens", type=int, help="of each worker; default: by its memory")
     group.add_argument("--trace", default=_GENERATED, help="a file, or: %(default)s")
     group.add_argument("--requests", type=int, help="default: those of the trace")
     group.add_argument("--rate", type=float, help="requests per second; default: as recorded")
-    group.add_argument("--timing", type=Path, help="JSON: what steps and links take")
+    group.add_argument(
+        "--timing", help=f"of kvferry bench profile, or one of {', '.join(preset_names())}"
+    )
     group.add_argument("--event-delay-s", type=float, default=SimSettings().event_delay_s)
     group.add_argument("--event-loss", type=float, default=0.0, help="share of KV events")
     group.add_argument("--seed", type=int, default=0)
@@ -57,7 +63,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     # The row table of a worker is made with torch, which takes seconds to load.
     from simulator.simulation import Simulation
 
-    times = StepTimes() if arguments.timing is None else read_step_times(arguments.timing)
+    times = StepTimes() if arguments.timing is None else read_timing(arguments.timing).times
     settings = _settings_of(arguments, times)
     workload = _workload_of(arguments)
     count = arguments.requests or len(workload.patterns)
@@ -87,6 +93,7 @@ def _settings_of(arguments: argparse.Namespace, times: StepTimes) -> SimSettings
         event_delay_s=arguments.event_delay_s,
         event_loss=arguments.event_loss,
         seed=arguments.seed,
+        workers_per_host=arguments.workers_per_host,
         **{name: value for name, value in given.items() if value is not None},
     )
     settings.check()
