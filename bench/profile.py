@@ -221,7 +221,7 @@ class Profiler:
         alone = [each.computed_s / each.tokens for each in self._found.prompts]
         step_s = min(each.seconds / each.steps for each in self._found.answers)
         prompt_s = sorted(alone)[len(alone) // 2] * tokens
-        count = max(1, int(step_s * self._plan.beside_answer_tokens / prompt_s))
+        count = max(1, round(step_s * self._plan.beside_answer_tokens / prompt_s))
         prompts = [[self._tokens(tokens) for _ in range(count)] for _ in range(streams)]
 
         def stream(mine: list[list[int]]) -> list[PromptSample]:

@@ -46,7 +46,7 @@ from kvferry.rpc.v1 import inference_pb2_grpc
 from simulator.profile_fit import fit_timing
 from simulator.settings import SimSettings
 from simulator.simulation import Simulation
-from simulator.workload import Workload, read_mooncake
+from simulator.workload import Workload, read_workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def main() -> None:
     asked: list[Asked] = []
     with LocalCluster(config, _CLOCK) as cluster, Client(cluster.address) as client:
         timing = _profiled(client, config, arguments)
-        workload = _scaled(read_mooncake(arguments.trace), arguments.block)
+        workload = _scaled(read_workload(arguments.trace, arguments.seed), arguments.block)
         rate = _rate(workload, timing, arguments)
         requests = workload.requests(
             arguments.requests, rate, config.cache.page_size, arguments.seed

@@ -7,6 +7,7 @@ docs/simulate.md says what that is good for.
 
 May import `bench`, `router`, `mem_cache` and `kvferry`. What is above is given to it.
 
-Reading order: `settings`, `step_times`, `workload`, `event_queue`, `simulation`, `sim_router`,
+Reading order: `settings`, `step_times`, `timing` with `fit` and `profile_fit`, `host`, `workload`,
+`event_queue`, `simulation`, `sim_router`,
 `handoffs`, `cache_news`, `worker`, `answers`, `worker_kv`, `page_ids`, `page_cache`, `run_columns`.
 """

@@ -22,17 +22,17 @@ def test_terms_come_back_from_noise_and_interruptions():
     rng = np.random.default_rng(0)
     rows, seconds = measured(rng)
     noisy = seconds * rng.normal(1.0, 0.02, seconds.size)
-    noisy[::10] *= 5.0
+    noisy[::4] *= 1.6
     line = fit_line("prompts", NAMES, rows, noisy, 0.1)
-    assert line.terms["token"] == pytest.approx(0.002, rel=0.03)
-    assert line.terms["context"] == pytest.approx(3e-7, rel=0.15)
+    assert line.terms["token"] == pytest.approx(0.002, rel=0.05)
+    assert line.terms["context"] == pytest.approx(3e-7, rel=0.25)
     # Not by weight alone: squares would be far off.
     plain = nonnegative_least_squares(rows / noisy[:, None], np.ones(60))
     fitted = np.array([line.terms[name] for name in NAMES])
     near, far = (np.abs(rows @ terms / seconds - 1.0).max() for terms in (fitted, plain))
-    assert near < 0.05 < far
+    assert near < 0.06 < far
     assert line.median_error < 0.05
-    assert line.worst_error > 0.5
+    assert line.worst_error > 0.3
     assert line.samples == 60
 
 
