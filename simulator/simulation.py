@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvferry.accounts import KvAccounts
+from kvferry.errors import InvalidInput
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
 from router.policy import CostModel
@@ -120,12 +121,21 @@ class Simulation:
         router = self.routers[number]
         request = SimRequest(asked, number, asked.ids, known=asked.prompt_tokens)
         self._open += 1
-        router.arrive(request)
+        if self._fits_alone(asked):
+            router.arrive(request)
+        else:
+            # As `engine.admission` has it: no worker could hold it, however long it waited.
+            self.refused(request, InvalidInput("max_tokens", "needs more KV than a worker has"))
         if request.place is not None:
             times = self._times
             ready_s = times.request_s + times.tokenize_token_s * asked.prompt_tokens
             self.queue.after(ready_s, router.submit, request)
         self._next_arrival()
+
+    def _fits_alone(self, asked: Asked) -> bool:
+        page = self._settings.page_size
+        longest = asked.prompt_tokens + asked.answer_tokens - 1
+        return -(-longest // page) <= self._settings.kv_tokens // page
 
     def refused(self, request: SimRequest, error: KvferryError) -> None:
         """As of `RouterEnds`."""

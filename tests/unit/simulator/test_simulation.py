@@ -47,6 +47,16 @@ def close_to(*values: float) -> list[object]:
     return [pytest.approx(value, abs=1e-6) for value in values]
 
 
+def test_what_no_worker_could_hold_is_refused():
+    load = [asked(0, 0.0, 1000, 25, 100), asked(1, 0.0, 1000, 26, 300)]
+    simulation = Simulation(SMALL, TIMES, 1026)
+    columns = simulation.run(iter(load))
+    simulation.check_idle()
+    record = run_record(SMALL, TIMES, "two", {"mode": "open", "rate": 1.0}, columns)
+    assert [each.value for each in record.requests.outcome] == ["done", "refused"]
+    assert list(record.requests.error) == [None, "invalid_input"]
+
+
 def test_three_requests_as_by_hand():
     load = [asked(0, 0.0, 64, 3, 100), asked(1, 0.0, 64, 3, 100), asked(2, 10.0, 32, 1, 200)]
     simulation = Simulation(SMALL, TIMES, 128)
