@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from kvferry.errors import InvalidInput
 from simulator.fit import fit_line
 from simulator.step_times import StepTimes
 from simulator.timing import TimingKind, WorkerTiming
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 _HOPS_TO_FIRST_TOKEN = 4
 """With a handoff: to the decode worker, to the prefill worker, and the same way back."""
 _HOPS_ALONE = 2
+_LINK_BYTES_PER_S = 1e9
+"""As routers assume (`router.policy`) of links that were never so busy that their rate showed."""
 
 
 def fit_timing(
@@ -56,7 +57,9 @@ def fit_timing(
     times = _with_transfers(times, profile)
     times = _with_neighbours(times, profile)
     residuals = {"prompts": prompts.about(), "answers": answers.about()}
-    return WorkerTiming(times, TimingKind.MEASURED, {**about, "residuals": residuals})
+    link = "measured" if profile.link_bytes_per_s else "assumed: no link was busy"
+    told = {**about, "bytes_per_s": link, "residuals": residuals}
+    return WorkerTiming(times, TimingKind.MEASURED, told)
 
 
 def _with_messages(times: StepTimes, prompts: Sequence[PromptSample]) -> StepTimes:
@@ -74,15 +77,13 @@ def _with_transfers(times: StepTimes, profile: Profile) -> StepTimes:
     moved = [each for each in profile.prompts if each.moved_tokens]
     if not moved:
         return times
-    if profile.link_bytes_per_s <= 0.0:
-        raise InvalidInput("bytes_per_s", "KV was moved, and no worker has measured its links")
     per_token = round(statistics.median(each.moved_bytes / each.moved_tokens for each in moved))
     # In the simulator the first token's two hops pass meanwhile.
     late = statistics.median(each.handoff_s for each in moved)
     return dataclasses.replace(
         times,
         kv_bytes_per_token=per_token,
-        bytes_per_s=profile.link_bytes_per_s,
+        bytes_per_s=profile.link_bytes_per_s or _LINK_BYTES_PER_S,
         transfer_s=late + times.hop_s,
     )
 

@@ -93,6 +93,8 @@ def test_a_machine_too_busy_to_be_measured_is_refused():
         fit_timing(measured(0.3), 30, 0.05, {})
 
 
-def test_links_that_nobody_measured_are_refused():
-    with pytest.raises(InvalidInput, match="bytes_per_s"):
-        fit_timing(replace(measured(0.0), link_bytes_per_s=0.0), 30, 0.1, {})
+def test_links_that_were_never_busy_are_assumed_and_said_to_be():
+    timing = fit_timing(replace(measured(0.0), link_bytes_per_s=0.0), 30, 0.1, {})
+    assert timing.times.bytes_per_s == 1e9
+    assert timing.about["bytes_per_s"].startswith("assumed")
+    assert fit_timing(measured(0.0), 30, 0.1, {}).about["bytes_per_s"] == "measured"
