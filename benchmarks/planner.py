@@ -11,7 +11,8 @@ instead, of several files one after the other, each scaled to the same load. At 
 split for either end just keeps the targets by the planner's own theory.
 
 All contenders are set as an operator with these targets would: `scheduler.running_max` is what a
-step within the ITL target has room for, and `scheduler.itl_limit_ms` is that target.
+step within the ITL target has room for, and `scheduler.itl_limit_ms` is `_SLACK` times that target,
+which is one of an answer's mean: answers that prompts come to have had shorter steps before.
 
 Attainment is the share of all requests, refused ones among them, that kept both targets: TTFT, and
 the mean time between two tokens. The router refuses who would not have its first token in time. All
@@ -52,7 +53,8 @@ SHAPES = (
     *("steady-0", "steady-0.5", "steady-1"),
 )
 _CONFIG = PlannerConfig(ttft_s=2.0, itl_ms=25.0)
-_TIMING = Timing(running_max=48, itl_limit_s=_CONFIG.itl_ms / 1000.0)
+_SLACK = 1.4
+_TIMING = Timing(running_max=48, itl_limit_s=_SLACK * _CONFIG.itl_ms / 1000.0)
 _TARGETS = Targets(_CONFIG.ttft_s, _CONFIG.itl_ms / 1000.0, _CONFIG.attainment)
 _SEARCH_STEPS = 5
 _LOAD_MAX = 1.4
