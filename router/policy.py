@@ -199,7 +199,7 @@ class Placement(NamedTuple):
     now: float
 
 
-class _Sides(NamedTuple):
+class Sides(NamedTuple):
     """Who may compute the prompt, and who may decode what another one computes: parts of all."""
 
     workers: WorkersView
@@ -210,6 +210,22 @@ class _Sides(NamedTuple):
     stop: int
     """...the end of those who may compute it, and the first of those who may decode what a worker
     computes that does not do so itself."""
+
+
+class Weighing(NamedTuple):
+    """What every worker would cost one prompt: all that a choice goes by, and the chosen follow."""
+
+    sides: Sides
+    predictions: NDArray[np.float64]
+    """Rows as `router.route_costs` names them; [`PREDICTIONS`, workers]."""
+    pool: PoolView
+    """Those that may compute the prompt, from `sides.start` to `sides.stop`."""
+    policy_costs: NDArray[np.float64]
+    """[pool] what the policy says."""
+    costs: NDArray[np.float64]
+    """[pool] the least is taken: with what comes after the prompt, if the policy counts in time."""
+    demand: Demand
+    placement: Placement
 
 
 def choose_route(
@@ -225,16 +241,34 @@ def choose_route(
     Workers in `avoid` are taken only where there is no other. Raises `WorkerUnavailable` when
     nobody can decode.
     """
+    return cheapest_route(weigh(view, demand, model, avoid, placement), rng)
+
+
+def weigh(
+    view: ClusterView,
+    demand: Demand,
+    model: CostModel,
+    avoid: frozenset[WorkerId],
+    placement: Placement,
+) -> Weighing:
+    """What the workers would cost; pure. Raises as `choose_route` does."""
     view = _without(view, avoid)
     if view.prefillers == len(view.workers.roster):
         raise WorkerUnavailable("no decode worker is reachable")
     sides = _sides_of(view, demand, model)
-    workers, start, local, stop = sides
     predictions = _predictions(sides, demand, model, placement.now)
     pool = _pool_of(sides, predictions, placement)
-    costs, after = placement.policy.costs(pool, placement.prompt), predictions[AFTER_MS]
+    policy_costs = costs = placement.policy.costs(pool, placement.prompt)
     if placement.policy.is_time:
-        costs = costs + after[start:stop]
+        costs = costs + predictions[AFTER_MS, sides.start : sides.stop]
+    return Weighing(sides, predictions, pool, policy_costs, costs, demand, placement)
+
+
+def cheapest_route(weighing: Weighing, rng: random.Random) -> Route:
+    """The cheapest of what was weighed; equally cheap ones are drawn at random."""
+    sides, predictions, pool, _, costs, demand, _ = weighing
+    workers, start, local, stop = sides
+    after = predictions[AFTER_MS]
     source = decoder = start + cheapest(costs, _TIE_MS, rng.random())
     if source < local:
         decoder = stop + cheapest(after[stop:], _TIE_MS, rng.random())
@@ -250,27 +284,25 @@ def choose_route(
     )
 
 
-def _sides_of(view: ClusterView, demand: Demand, model: CostModel) -> _Sides:
+def _sides_of(view: ClusterView, demand: Demand, model: CostModel) -> Sides:
     workers, first = view
     every = len(workers.roster)
     if not first:
-        return _Sides(workers, 0, 0, every)
+        return Sides(workers, 0, 0, every)
     computes, hits = workers.roster.computes, workers.hit_tokens
     limit = model.local_prefill_tokens_max
     alone = count_alone(computes, hits, first, demand.prompt_tokens, limit)
     if alone == 0:
-        return _Sides(workers, 0, first, first)
+        return Sides(workers, 0, first, first)
     if alone == every - first:
-        return _Sides(workers, first, first, every)
+        return Sides(workers, first, first, every)
     are_alone = computes | (np.maximum(demand.prompt_tokens - hits, 1) <= limit)
     rank = np.where(np.arange(every) < first, 0, 2 - are_alone)
     ordered = workers.take(np.argsort(rank, kind="stable"))
-    return _Sides(ordered, 0, first, first + alone)
+    return Sides(ordered, 0, first, first + alone)
 
 
-def _predictions(
-    sides: _Sides, demand: Demand, model: CostModel, now: float
-) -> NDArray[np.float64]:
+def _predictions(sides: Sides, demand: Demand, model: CostModel, now: float) -> NDArray[np.float64]:
     """Rows as `router.route_costs` names them; [`PREDICTIONS`, workers]."""
     workers, start, local, stop = sides
     expected = model.answer_tokens_expected
@@ -293,7 +325,7 @@ def _predictions(
     return found
 
 
-def _pool_of(sides: _Sides, predictions: NDArray[np.float64], placement: Placement) -> PoolView:
+def _pool_of(sides: Sides, predictions: NDArray[np.float64], placement: Placement) -> PoolView:
     workers, start, _, stop = sides
     names, counts = workers.roster.names[start:stop], workers.loads.counts[start:stop]
     prompt, history = placement.prompt, placement.history

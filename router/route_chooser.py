@@ -9,7 +9,7 @@ import numpy as np
 from router.policies.catalogue import POLICIES
 from router.policies.history import PlacementHistory
 from router.policies.pool import Prompt
-from router.policy import Placement, choose_route, name_hash
+from router.policy import Placement, cheapest_route, name_hash, weigh
 
 if TYPE_CHECKING:
     import random
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvferry.clock import Clock
     from kvferry.ids import WorkerId
     from kvferry.router_config import PolicyName
-    from router.policy import ClusterView, CostModel, Demand, Route
+    from router.policy import ClusterView, CostModel, Demand, Route, Weighing
 
 
 class RouteChooser:
@@ -47,12 +47,26 @@ class RouteChooser:
         avoid: frozenset[WorkerId],
         rng: random.Random,
     ) -> Route:
-        """A route, which counts as taken. Raises `WorkerUnavailable` as `choose_route` does."""
+        """A route, which counts as taken. Raises `WorkerUnavailable` when nobody can decode."""
+        return self.take(self.weigh(view, demand, hashes, avoid), rng)
+
+    def weigh(
+        self,
+        view: ClusterView,
+        demand: Demand,
+        hashes: NDArray[np.uint64],
+        avoid: frozenset[WorkerId],
+    ) -> Weighing:
+        """What every worker would cost; changes nothing. Raises as `choose` does."""
         prompt = self._prompt_of(demand.prompt_tokens, hashes)
-        now = self._clock.now()
-        placement = Placement(self._policy, prompt, self._history, now)
-        route = choose_route(view, demand, self._model, avoid, rng, placement)
+        placement = Placement(self._policy, prompt, self._history, self._clock.now())
+        return weigh(view, demand, self._model, avoid, placement)
+
+    def take(self, weighing: Weighing, rng: random.Random) -> Route:
+        """The cheapest route, which counts as taken."""
+        route, placement = cheapest_route(weighing, rng), weighing.placement
         computing = name_hash(route.computing.worker_id)
+        prompt, now = placement.prompt, placement.now
         self._history.record(computing, prompt, route.prefill_tokens, route.held_tokens, now)
         return route
 

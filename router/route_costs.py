@@ -23,11 +23,12 @@ from router.load import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TOKENS_PER_MS, QUEUE_MS, SINCE, AFTER_MS = 0, 1, 2, 3
+TOKENS_PER_MS, QUEUE_MS, SINCE, AFTER_MS, MOVING_MS = 0, 1, 2, 3, 4
 """Rows of what is predicted. Of those that may compute the prompt: tokens that each computes per
 millisecond; how long what it has will take it; and since when, in seconds, what it was sent counts.
-Of all: how long it takes to complete the answer once the prompt is computed."""
-PREDICTIONS = 4
+Of all: how long it takes to complete the answer once the prompt is computed. Of those that decode
+what others compute: the part of it that the handoff takes."""
+PREDICTIONS = 5
 
 
 @inlined
@@ -113,7 +114,7 @@ def predict(
         moved = max(0, missing) * bytes_per_token
         moving_ms = 1000.0 * moved / (rates[worker, LINK_RATE] or usual_link)
         after_ms = moving_ms + _decode_ms(counts, worker, missing, answer, step)
-        found[AFTER_MS, worker] = after_ms
+        found[AFTER_MS, worker], found[MOVING_MS, worker] = after_ms, moving_ms
         least = min(least, after_ms)
     for worker in range(start, local):
         found[AFTER_MS, worker] = least

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kvferry.kv_events import KvEventBatch
     from kvferry.membership import WorkerInfo
     from router.load import DispatchTicket
-    from router.policy import CostModel, Route
+    from router.policy import CostModel, Route, Weighing
     from router.ticket import Ticket
     from simulator.attempt import SimRequest
     from simulator.event_queue import EventQueue
@@ -53,6 +53,10 @@ _SHARED = ExtraKey("")
 
 class RouterEnds(Protocol):
     """Who carries out what a router decides."""
+
+    def weighed(self, request: SimRequest, weighing: Weighing, route: Route) -> None:
+        """This was chosen, of all that."""
+        ...
 
     def placed(self, request: SimRequest, route: Route, ticket: DispatchTicket) -> None:
         """It goes there."""
@@ -223,11 +227,13 @@ class SimRouter:
         hashes, tokens = self._hashes_of(request)
         demand = Demand(tokens, request.answer_left)
         try:
-            route = self._chooser.choose(self.view(hashes), demand, hashes, avoid, self._rng)
+            weighing = self._chooser.weigh(self.view(hashes), demand, hashes, avoid)
         except WorkerUnavailable as error:
             self.end(request)
             self._ends.refused(request, error)
             return
+        route = self._chooser.take(weighing, self._rng)
+        self._ends.weighed(request, weighing, route)
         self.decisions += 1
         ticket = self._loads.dispatch(
             self._queue.time,

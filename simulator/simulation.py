@@ -14,6 +14,7 @@ from kvferry.errors import InvalidInput
 from kvferry.ids import Incarnation, WorkerId
 from kvferry.membership import Role, WorkerInfo
 from router.policy import CostModel
+from router.route_explanation import explain
 from simulator.attempt import Attempt, SimRequest
 from simulator.cache_news import CacheNews
 from simulator.event_queue import EventQueue
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from kvferry.errors import KvferryError
     from router.load import DispatchTicket
-    from router.policy import Route
+    from router.policy import Route, Weighing
+    from router.route_explanation import Explanation
     from simulator.attempt import Asked
     from simulator.settings import SimSettings, WorkerDeath
     from simulator.step_times import StepTimes
@@ -50,6 +52,10 @@ class Simulation:
         self.news = CacheNews(settings, self.queue)
         self.columns = RunColumns()
         self.failovers = 0
+        self.explained: int | None = None
+        """Index of the request whose choices are to be explained..."""
+        self.explanations: list[tuple[float, Explanation]] = []
+        """...and why its attempts went where they went, with the times of these choices."""
         self._settings = settings
         self._times = times
         self._context_pages = context_tokens // settings.page_size + 2
@@ -148,6 +154,11 @@ class Simulation:
         self._open -= 1
         request.end_s = self.queue.time
         self.columns.add(request)
+
+    def weighed(self, request: SimRequest, weighing: Weighing, route: Route) -> None:
+        """As of `RouterEnds`."""
+        if request.asked.index == self.explained:
+            self.explanations.append((self.queue.time, explain(weighing, route)))
 
     def placed(self, request: SimRequest, route: Route, ticket: DispatchTicket) -> None:
         """As of `RouterEnds`."""
