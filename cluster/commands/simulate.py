@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.record import write_record
 from cluster.commands.flags import add_command, add_settings, config_of
+from cluster.commands.route_text import explanation_lines
 from kvferry.errors import InvalidInput
 from simulator.run_record import run_record
 from simulator.settings import SimSettings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from simulator.run_columns import RunColumns
+    from simulator.simulation import Simulation
     from simulator.workload import Workload
 
 _GENERATED = "generated"
@@ -50,6 +52,9 @@ def add(commands: Any) -> None:
     group.add_argument("--event-delay-s", type=float, default=SimSettings().event_delay_s)
     group.add_argument("--event-loss", type=float, default=0.0, help="share of KV events")
     group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--explain", type=int, metavar="REQUEST", help="show why this one went where it went"
+    )
     group.add_argument("--out", type=Path, help="write the run record to this file")
     group.add_argument("--json", action="store_true", help="print the summary as JSON")
 
@@ -71,6 +76,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if count < 1 or rate <= 0.0:
         raise InvalidInput("requests", "and rate are above 0")
     simulation = Simulation(settings, times, workload.context_tokens)
+    simulation.explained = arguments.explain
+    if arguments.explain is not None and not 0 <= arguments.explain < count:
+        raise InvalidInput("explain", f"is {arguments.explain}; requests are 0 to {count - 1}")
     # Millions of objects live and none of them in cycles: to look for these takes longer than all.
     gc.disable()
     columns = simulation.run(workload.requests(count, rate, settings.page_size, settings.seed))
@@ -78,7 +86,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         load = {"mode": "open", "rate": rate}
         write_record(run_record(settings, times, workload.name, load, columns), arguments.out)
-    _print_summary(columns, as_json=arguments.json)
+    _print_summary(columns, simulation, as_json=arguments.json)
 
 
 def _settings_of(arguments: argparse.Namespace, times: StepTimes) -> SimSettings:
@@ -109,7 +117,17 @@ def _workload_of(arguments: argparse.Namespace) -> Workload:
     return read_workload(path, arguments.seed)
 
 
-def _print_summary(columns: RunColumns, *, as_json: bool) -> None:
+def _print_summary(columns: RunColumns, simulation: Simulation, *, as_json: bool) -> None:
     summary: Mapping[str, float | int] = columns.summary()
-    text = json.dumps(summary) if as_json else "\n".join(f"{k:22} {v}" for k, v in summary.items())
-    print(text)  # noqa: T201
+    why = simulation.explanations
+    if as_json:
+        told = [{"at_s": at_s, **dataclasses.asdict(each)} for at_s, each in why]
+        is_asked = simulation.explained is not None
+        print(json.dumps({**summary, "explained": told} if is_asked else summary))  # noqa: T201
+        return
+    lines = [f"{name:22} {value}" for name, value in summary.items()]
+    if simulation.explained is not None:
+        number = simulation.explained
+        lines += ["", f"request {number}: {len(why)} choices"]
+        lines += [line for at_s, each in why for line in explanation_lines(at_s, each)]
+    print("\n".join(lines))  # noqa: T201

@@ -137,6 +137,20 @@ def test_nothing_is_lost_and_equal_runs_are_equal(policy):
         np.testing.assert_array_equal(ours, again)
 
 
+def test_a_request_is_explained_by_where_it_went():
+    settings = replace(SMALL, prefill=3, decode=3)
+    load = [asked(n, 0.02 * n, 64, 4, 100 + n % 2) for n in range(12)]
+    simulation = Simulation(settings, TIMES, 128)
+    simulation.explained = 7
+    columns = simulation.run(iter(load))
+    ((at_s, told),) = simulation.explanations
+    assert at_s == pytest.approx(0.14)
+    assert told.computing[0].computing == columns.texts("prefill_worker")[7]
+    assert told.decoding[0].decode == columns.texts("decode_worker")[7]
+    assert told.computing[0].cost <= told.computing[1].cost + 1e-6
+    assert len(told.computing) == len(told.decoding) == 3
+
+
 def test_what_cannot_be_simulated_is_refused():
     with pytest.raises(ConfigError, match="decode"):
         replace(SMALL, prefill=0, decode=0).check()
