@@ -10,10 +10,11 @@ from bench.record import About, RunKind, RunRecord, requests_of_columns
 from bench.summary import summarized
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from bench.record import Targets
     from simulator.run_columns import RunColumns
-    from simulator.settings import SimSettings
+    from simulator.settings import SimSettings, WorkerDeath
     from simulator.step_times import StepTimes
 
 _STARTED = "1970-01-01T00:00:00+00:00"
@@ -26,6 +27,8 @@ def run_record(
     trace: str,
     load: Mapping[str, Any],
     columns: RunColumns,
+    deaths: Sequence[WorkerDeath] = (),
+    targets: Targets | None = None,
 ) -> RunRecord:
     """Nothing in it depends on when or where it was simulated: equal runs have equal records."""
     about = About(
@@ -37,12 +40,17 @@ def run_record(
         load=dict(load),
         endpoint="grpc",
         seed=settings.seed,
-        config={"cluster": _plain(settings), "times": _plain(times)},
+        targets=targets,
+        config={
+            "cluster": _plain(settings),
+            "times": _plain(times),
+            "deaths": [_plain(death) for death in deaths],
+        },
     )
     return summarized(about, requests_of_columns(columns.record(times.kv_bytes_per_token)))
 
 
-def _plain(record: SimSettings | StepTimes) -> dict[str, Any]:
+def _plain(record: SimSettings | StepTimes | WorkerDeath) -> dict[str, Any]:
     def value_of(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: value_of(each) for name, each in value.items()}

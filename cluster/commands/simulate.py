@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.record import write_record
+from cluster.commands.bench_run import targets_of
 from cluster.commands.flags import add_command, add_settings, config_of
 from cluster.commands.route_text import explanation_lines
+from cluster.commands.worker_deaths import death_of
 from kvferry.errors import InvalidInput
 from simulator.run_record import run_record
 from simulator.settings import SimSettings
@@ -53,6 +55,10 @@ def add(commands: Any) -> None:
     group.add_argument("--event-loss", type=float, default=0.0, help="share of KV events")
     group.add_argument("--seed", type=int, default=0)
     group.add_argument(
+        "--death", action="append", default=[], metavar="WORKER@S[+S]", help="when, and back after"
+    )
+    group.add_argument("--targets", default="", help="ttft=2s,itl=100ms: of goodput, for --out")
+    group.add_argument(
         "--explain", type=int, metavar="REQUEST", help="show why this one went where it went"
     )
     group.add_argument("--out", type=Path, help="write the run record to this file")
@@ -76,16 +82,22 @@ def _simulate(arguments: argparse.Namespace) -> None:
     if count < 1 or rate <= 0.0:
         raise InvalidInput("requests", "and rate are above 0")
     simulation = Simulation(settings, times, workload.context_tokens)
+    deaths, targets = [death_of(text) for text in arguments.death], targets_of(arguments.targets)
+    for death in deaths:
+        if death.worker_id not in simulation.workers:
+            raise InvalidInput("death", f"{death.worker_id} is no worker of this cluster")
     simulation.explained = arguments.explain
     if arguments.explain is not None and not 0 <= arguments.explain < count:
         raise InvalidInput("explain", f"is {arguments.explain}; requests are 0 to {count - 1}")
     # Millions of objects live and none of them in cycles: to look for these takes longer than all.
     gc.disable()
-    columns = simulation.run(workload.requests(count, rate, settings.page_size, settings.seed))
+    coming = workload.requests(count, rate, settings.page_size, settings.seed)
+    columns = simulation.run(coming, deaths)
     simulation.check_idle()
     if arguments.out is not None:
         load = {"mode": "open", "rate": rate}
-        write_record(run_record(settings, times, workload.name, load, columns), arguments.out)
+        record = run_record(settings, times, workload.name, load, columns, deaths, targets)
+        write_record(record, arguments.out)
     _print_summary(columns, simulation, as_json=arguments.json)
 
 
