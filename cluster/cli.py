@@ -82,6 +82,8 @@ def _explain_unknown(unknown: list[str], command: str) -> str:
     names = [*ask.ask_flags(), *client_flags(), "--drain-s", "--recent", "--once", "--interval-s"]
     if command in _WITH_SETTINGS:
         names = [f"--{name}" for name, _ in settings()]
+    if command == "simulate":
+        names += simulate.simulate_flags()
     near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
     return f"unknown argument {unknown[0]}; did you mean {near[0]}?" if near else text
 

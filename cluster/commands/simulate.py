@@ -67,7 +67,10 @@ def add(commands: Any) -> None:
 
 def simulate_flags() -> list[str]:
     """Names of what `add` adds beside settings, for near misses."""
-    return ["--prefill", "--decode", "--both", "--kv-tokens", "--trace", "--requests", "--rate"]
+    of_workers = ["--prefill", "--decode", "--both", "--workers-per-host", "--kv-tokens"]
+    of_load = ["--trace", "--requests", "--rate", "--timing", "--death", "--seed"]
+    of_events = ["--event-delay-s", "--event-loss"]
+    return [*of_workers, *of_load, *of_events, "--targets", "--explain", "--out", "--json"]
 
 
 def _simulate(arguments: argparse.Namespace) -> None:

@@ -63,6 +63,8 @@ def test_a_wrong_command_line_ends_with_2_and_says_why(arguments, expected, caps
         (["serve", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
         (["serve", "--nonsense"], "unknown argument --nonsense"),
         (["generate", "hello", "--max-token", "4"], "did you mean --max-tokens?"),
+        (["simulate", "--kv-token", "4"], "did you mean --kv-tokens?"),
+        (["simulate", "--cache.page_sise", "4"], "did you mean --cache.page_size?"),
         (["generate", "hello", "--cache-sal", "x"], "did you mean --cache-salt?"),
     ],
 )
