@@ -17,12 +17,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from bench.datasets import workload_of
-from bench.grpc_endpoint import API_KEY_VARIABLE, GrpcEndpoint
+from bench.grpc_endpoint import GrpcEndpoint
 from bench.http_endpoint import HttpEndpoint
 from bench.plan import Door, plan_of_json
 from bench.sender import Sender
 from kvferry.clock import MonotonicClock
 from kvferry.errors import InvalidInput
+from kvferry.router_config import API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from bench.answer import Endpoint

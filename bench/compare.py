@@ -377,7 +377,7 @@ def _notes(a: RunRecord, b: RunRecord, targets: Targets | None) -> list[str]:
     if a.about.kind is not b.about.kind:
         notes.append("One of the runs was simulated, the other measured.")
     if targets is None and a.about.targets != b.about.targets:
-        notes.append("The targets differ, so no goodput is compared; give --ttft-s and --itl-s.")
+        notes.append("The targets differ, so no goodput is compared; give --targets.")
     shares = [run.requests.done.mean() if len(run.requests) else 0.0 for run in (a, b)]
     if abs(shares[0] - shares[1]) > 0.01:
         notes.append(

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from bench.plan import EndpointPlan
     from bench.workload import Prompt
 
-API_KEY_VARIABLE = "KVFERRY_API_KEY"
 _REFUSALS = (
     ErrorKind.INVALID_INPUT,
     ErrorKind.UNAUTHENTICATED,

@@ -23,17 +23,21 @@ import asyncio
 import dataclasses
 import json
 import os
-import random
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc.aio
 import numpy as np
 
+from bench.grpc_endpoint import GrpcEndpoint
+from bench.plan import EndpointPlan, LoadPlan, RunPlan
 from bench.profile import Profiler
+from bench.record import LoadMode, Outcome
+from bench.sender import Sender
+from bench.workload import Planned, TokenSource
+from bench.workload import Workload as SentWorkload
 from benchmarks.command_line import as_text, setting
 from cluster.client import Client
 from cluster.commands.bench_profile import layers_of, plan_of
@@ -41,8 +45,6 @@ from cluster.local_cluster import LocalCluster, with_model_directory
 from engine.model_directory import resolve_model
 from kvferry.clock import MonotonicClock
 from kvferry.config import load_config
-from kvferry.rpc.v1 import inference_pb2 as inference
-from kvferry.rpc.v1 import inference_pb2_grpc
 from simulator.profile_fit import fit_timing
 from simulator.settings import SimSettings
 from simulator.simulation import Simulation
@@ -51,15 +53,19 @@ from simulator.workload import Workload, read_workload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bench.answer import Answer
+    from bench.workload import Prompt
     from kvferry.config import ClusterConfig
     from simulator.attempt import Asked
     from simulator.timing import WorkerTiming
 
 _TRACE = Path(__file__).parent.parent / "tests/data/mooncake/conversation_30_rows.jsonl"
 _TRACE_BLOCK_TOKENS = 512
-_TOKEN_IDS = (1000, 40_000)
 _ANSWER_MAX = 64
 _CALL_TIMEOUT_S = 300.0
+_LEAD_S = 0.5
+"""In which the first prompt is made."""
+_PAGE, _END = range(2)
 _CLOCK = MonotonicClock()
 
 
@@ -87,7 +93,7 @@ def main() -> None:
         )
         asked = list(requests)
         loads = [os.getloadavg()[0]]
-        measured = asyncio.run(_replay(cluster.address, asked, config.cache.page_size))
+        measured = _replay(client, cluster.address, asked, config.cache.page_size)
         loads.append(os.getloadavg()[0])
     simulated = _simulated(config, timing, asked)
     if arguments.keep is not None:
@@ -144,45 +150,53 @@ def _rate(workload: Workload, timing: WorkerTiming, arguments: argparse.Namespac
     return float(arguments.load * arguments.prefill / np.mean(seconds))
 
 
-async def _replay(address: str, asked: Sequence[Asked], page_size: int) -> list[Seen]:
-    """Send each request at its time."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        await channel.channel_ready()
-        begin = _CLOCK.now()
-        return await asyncio.gather(*(_send(stub, each, begin, page_size) for each in asked))
-
-
-async def _send(
-    stub: inference_pb2_grpc.InferenceStub, asked: Asked, begin: float, page_size: int
-) -> Seen:
-    request = inference.GenerateRequest(
-        token_ids=inference.TokenIds(ids=_tokens(asked, page_size)),
-        sampling=inference.SamplingParams(
-            max_tokens=asked.answer_tokens, temperature=0.0, ignore_eos=True
-        ),
-    )
-    due = begin + asked.at_s
-    await asyncio.sleep(max(0.0, due - _CLOCK.now()))
-    ttft_s, usage = None, inference.Usage()
-    async for response in stub.Generate(request, timeout=_CALL_TIMEOUT_S):
-        if ttft_s is None and response.token_ids:
-            ttft_s = _CLOCK.now() - due
-        if response.HasField("finish"):
-            usage = response.finish.usage
-    assert ttft_s is not None, "an answer has a first token"
-    return Seen(ttft_s, usage.prefill_hit_tokens, usage.prefill_worker, usage.decode_worker)
-
-
-def _tokens(asked: Asked, page_size: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class _Prompts:
     """Equal ids, equal tokens; what fills no page is the request's own."""
-    names = [f"page {number}" for number in asked.ids[: asked.prompt_tokens // page_size].tolist()]
-    names.append(f"end {asked.index}")
-    tokens: list[int] = []
-    for name in names:
-        rng = random.Random(name)
-        tokens += [rng.randrange(*_TOKEN_IDS) for _ in range(page_size)]
-    return tokens[: asked.prompt_tokens]
+
+    asked: Sequence[Asked]
+    page_size: int
+    tokens: TokenSource
+
+    def prompt(self, index: int) -> Prompt:
+        """[tokens] int32."""
+        asked = self.asked[index]
+        full, rest = divmod(asked.prompt_tokens, self.page_size)
+        pages = [self.tokens.tokens(self.page_size, _PAGE, page) for page in asked.ids[:full]]
+        return np.concatenate([*pages, self.tokens.tokens(rest, _END, index)])
+
+
+def _replay(client: Client, address: str, asked: Sequence[Asked], page_size: int) -> list[Seen]:
+    """Send each request at its time, as `kvferry bench run` does."""
+    planned = [
+        Planned(chain=number, session=number, answer_tokens=each.answer_tokens, at_s=each.at_s)
+        for number, each in enumerate(asked)
+    ]
+    prompts = _Prompts(asked, page_size, TokenSource(0, client.model_info().vocab_size))
+    workload = SentWorkload("trace", tuple(planned), tuple(range(len(planned))), prompts)
+    plan = RunPlan(
+        endpoint=EndpointPlan(addresses=(address,)),
+        load=LoadPlan(mode=LoadMode.REPLAY),
+        deadline_s=_CALL_TIMEOUT_S,
+    )
+    return asyncio.run(_sent(plan, workload))
+
+
+async def _sent(plan: RunPlan, workload: SentWorkload) -> list[Seen]:
+    endpoint = GrpcEndpoint(plan.endpoint)
+    try:
+        sender = Sender(plan, workload, endpoint, _CLOCK)
+        await sender.run(_CLOCK.now() + _LEAD_S)
+    finally:
+        await endpoint.close()
+    return [_seen(answer) for answer in sorted(sender.answers, key=lambda each: each.index)]
+
+
+def _seen(answer: Answer) -> Seen:
+    assert answer.outcome is Outcome.DONE, f"request {answer.index}: {answer.error}"
+    usage = answer.usage
+    ttft_s = answer.arrivals[0][0] - answer.scheduled_at
+    return Seen(ttft_s, usage.cached_tokens or 0, usage.prefill_worker, usage.decode_worker)
 
 
 def _simulated(config: ClusterConfig, timing: WorkerTiming, asked: Sequence[Asked]) -> list[Seen]:

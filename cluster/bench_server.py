@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.plan import Door
 from cluster.client import CallFailed
+from kvferry.router_config import API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ def _over_http(endpoint: EndpointPlan) -> Server:
     url = f"{endpoint.addresses[0].rstrip('/')}/models"
     if not url.startswith(("http://", "https://")):
         raise CallFailed(f"http: {url} is no URL")
-    key = os.environ.get("KVFERRY_API_KEY", "")
+    key = os.environ.get(API_KEY_VARIABLE, "")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         request = urllib.request.Request(url, headers=headers)

@@ -9,6 +9,8 @@ from kvferry.addresses import AUTO
 
 ADMIN_TENANT = "admin"
 """The operator: whoever shows one of its keys may do everything."""
+API_KEY_VARIABLE = "KVFERRY_API_KEY"
+"""Where clients have theirs. Not a flag: everybody on a machine sees those of every process."""
 
 
 class PolicyName(Enum):

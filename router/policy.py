@@ -228,22 +228,6 @@ class Weighing(NamedTuple):
     placement: Placement
 
 
-def choose_route(
-    view: ClusterView,
-    demand: Demand,
-    model: CostModel,
-    avoid: frozenset[WorkerId],
-    rng: random.Random,
-    placement: Placement,
-) -> Route:
-    """The cheapest route; equally cheap ones are drawn at random.
-
-    Workers in `avoid` are taken only where there is no other. Raises `WorkerUnavailable` when
-    nobody can decode.
-    """
-    return cheapest_route(weigh(view, demand, model, avoid, placement), rng)
-
-
 def weigh(
     view: ClusterView,
     demand: Demand,
@@ -251,7 +235,11 @@ def weigh(
     avoid: frozenset[WorkerId],
     placement: Placement,
 ) -> Weighing:
-    """What the workers would cost; pure. Raises as `choose_route` does."""
+    """What the workers would cost; pure.
+
+    Workers in `avoid` are weighed only where there is no other. Raises `WorkerUnavailable` when
+    nobody can decode.
+    """
     view = _without(view, avoid)
     if view.prefillers == len(view.workers.roster):
         raise WorkerUnavailable("no decode worker is reachable")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from simulator.attempt import SimRequest
@@ -98,34 +96,6 @@ class RunColumns:
         done = np.array([outcome == "done" for outcome in self.texts("outcome")], dtype=np.bool_)
         gaps[(gaps < 1.0) | ~done] = np.nan
         return (self.column("end_s") - self.column("first_token_s")) / gaps
-
-    def summary(self) -> Mapping[str, float | int]:
-        """What one looks at first."""
-        outcomes = self.texts("outcome")
-        counts = {name: outcomes.count(name) for name in ("done", "refused", "failed")}
-        cached = np.nansum(self.column("cached_tokens"))
-        seen = ~np.isnan(self.column("cached_tokens"))
-        asked = max(1.0, float(self.column("prompt_tokens")[seen].sum()))
-        ends = self.column("end_s")
-        span = float(np.nanmax(ends)) if np.isfinite(ends).any() else 0.0
-        return {
-            "requests": len(self),
-            **counts,
-            "duration_s": round(span, 3),
-            "hit_rate": round(float(cached) / asked, 4),
-            **_quantiles("ttft", self.ttft_s(), (0.5, 0.9, 0.99)),
-            **_quantiles("itl", self.itl_mean_s(), (0.5, 0.9)),
-            "answer_tokens_per_s": round(float(self.column("answer_tokens").sum()) / span, 1)
-            if span
-            else 0.0,
-        }
-
-
-def _quantiles(name: str, values: NDArray[np.float64], shares: Sequence[float]) -> dict[str, float]:
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return {}
-    return {f"{name}_p{round(100 * s)}_s": round(float(np.quantile(known, s)), 4) for s in shares}
 
 
 def _rounded(values: NDArray[np.float64], digits: int) -> list[float | None]:

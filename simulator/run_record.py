@@ -6,6 +6,7 @@ import dataclasses
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from bench.parts import duration_s
 from bench.record import About, RunKind, RunRecord, requests_of_columns
 from bench.summary import summarized
 
@@ -31,11 +32,12 @@ def run_record(
     targets: Targets | None = None,
 ) -> RunRecord:
     """Nothing in it depends on when or where it was simulated: equal runs have equal records."""
+    requests = requests_of_columns(columns.record(times.kv_bytes_per_token))
     about = About(
         name=f"simulated {trace}",
         kind=RunKind.SIMULATED,
         started=_STARTED,
-        duration_s=float(columns.summary()["duration_s"]),
+        duration_s=duration_s(requests),
         dataset={"name": trace},
         load=dict(load),
         endpoint="grpc",
@@ -47,7 +49,7 @@ def run_record(
             "deaths": [_plain(death) for death in deaths],
         },
     )
-    return summarized(about, requests_of_columns(columns.record(times.kv_bytes_per_token)))
+    return summarized(about, requests)
 
 
 def _plain(record: SimSettings | StepTimes | WorkerDeath) -> dict[str, Any]:

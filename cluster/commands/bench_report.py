@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.flags import add_command
+from cluster.commands.run_records import add_targets, read_from, targets_of
 from kvferry.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from bench.compare import Comparison
     from bench.record import RunRecord, Targets
 
-_TARGETS = ("ttft-s", "itl-s")
 _RESAMPLES_LEAST, _RESAMPLES_MOST = 100, 20_000
 
 
@@ -37,16 +37,15 @@ def add(commands: Any) -> None:
     compare.add_argument("--seed", type=int, default=0, help="of the samples, default 0")
     compare.add_argument("--json", action="store_true", help="print all of it as JSON")
     for command in (report, compare):
-        for name in _TARGETS:
-            text = "judge all runs by this target; both are given or none"
-            command.add_argument(f"--{name}", type=float, metavar="SECONDS", help=text)
+        add_targets(command, "judge all runs by these; default: their own")
 
 
 def _report(arguments: argparse.Namespace) -> None:
     # numpy and templates are not loaded for the other commands.
     from bench.report import write_report
 
-    records = [_read(path, _targets(arguments)) for path in arguments.runs]
+    targets = targets_of(arguments.targets)
+    records = [_judged(path, targets) for path in arguments.runs]
     try:
         write_report(records, arguments.out, arguments.title)
     except OSError as error:
@@ -65,8 +64,8 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise InvalidInput("level", f"must be 0.5 to 0.999, not {arguments.level}")
     if arguments.seed < 0:
         raise InvalidInput("seed", f"must be 0 or above, not {arguments.seed}")
-    targets = _targets(arguments)
-    a, b = _read(arguments.a, targets), _read(arguments.b, targets)
+    targets = targets_of(arguments.targets)
+    a, b = _judged(arguments.a, targets), _judged(arguments.b, targets)
     comparison = compare(
         a, b, resamples=arguments.resamples, level=arguments.level, seed=arguments.seed
     )
@@ -76,30 +75,10 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(_as_text(comparison))  # noqa: T201
 
 
-def _targets(arguments: argparse.Namespace) -> Targets | None:
-    from bench.record import Targets
-
-    ttft_s, itl_s = arguments.ttft_s, arguments.itl_s
-    if ttft_s is None and itl_s is None:
-        return None
-    for name, value in (("ttft-s", ttft_s), ("itl-s", itl_s)):
-        if value is None:
-            raise InvalidInput(name, "is missing; both targets are given or none")
-        if not value > 0:
-            raise InvalidInput(name, f"must be above 0, not {value}")
-    return Targets(ttft_s, itl_s)
-
-
-def _read(path: Path, targets: Targets | None) -> RunRecord:
-    from bench.record import RecordError, read_record
+def _judged(path: Path, targets: Targets | None) -> RunRecord:
     from bench.summary import with_targets
 
-    try:
-        record = read_record(path)
-    except OSError as error:
-        raise InvalidInput(str(path), f"cannot be read: {error.strerror}") from None
-    except RecordError as error:
-        raise InvalidInput(str(path), str(error)) from None
+    record = read_from(path)
     return record if targets is None else with_targets(record, targets)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from dataclasses import replace
@@ -29,8 +28,8 @@ from bench.record import About, LoadMode, RunKind, Targets
 from bench.run_text import run_lines
 from bench.summary import summarized
 from cluster.bench_server import server_of
-from cluster.commands.bench_merge import write_to
 from cluster.commands.flags import add_address, add_command, client_of
+from cluster.commands.run_records import add_targets, targets_of, write_to
 from cluster.interrupts import ignore_signals
 from kvferry.clock import MonotonicClock, unix_time_s
 from kvferry.errors import InvalidInput, WorkerUnavailable
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from bench.client_pool import PoolResult
     from bench.record import RunRecord
 
-_INTERRUPTED = 130
-_UNITS = {"ms": 0.001, "s": 1.0}
 _DATASET_TEXTS = {
     "prompt-tokens": "of a generated prompt, or of each turn",
     "answer-tokens": "of a generated answer",
@@ -102,7 +99,7 @@ def _add_load(group: Any) -> None:
 
 
 def _add_outcome(group: Any) -> None:
-    group.add_argument("--targets", default="", metavar="ttft=2s,itl=100ms", help="for goodput")
+    add_targets(group, "for goodput")
     group.add_argument("--name", default="", help="of the run; default: that of the data set")
     group.add_argument("--out", type=Path, metavar="FILE", help="where the record goes")
     group.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
@@ -263,31 +260,6 @@ def start_of(text: str) -> float | None:
     if moment.tzinfo is None:
         raise InvalidInput("start-at", f"is {text!r}; it needs a time zone, such as +00:00")
     return moment.timestamp()
-
-
-def targets_of(text: str) -> Targets | None:
-    """Of "ttft=2s,itl=100ms". Raises `InvalidInput`."""
-    if not text:
-        return None
-    found: dict[str, float] = {}
-    for entry in text.split(","):
-        name, _, value = entry.strip().partition("=")
-        found[name] = _seconds(value)
-    if set(found) != {"ttft", "itl"}:
-        raise InvalidInput("targets", f"is {text!r}; must name ttft and itl")
-    return Targets(found["ttft"], found["itl"])
-
-
-def _seconds(text: str) -> float:
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            try:
-                value_s = factor * float(text.removesuffix(unit))
-            except ValueError:
-                break
-            if 0 < value_s < math.inf:
-                return value_s
-    raise InvalidInput("targets", f"has {text!r}; must be a time such as 2s or 100ms")
 
 
 def _fitting(plan: RunPlan, context_length: int) -> DatasetPlan:

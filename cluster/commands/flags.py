@@ -13,7 +13,7 @@ from cluster.client_security import ClientSecurity
 from kvferry.addresses import LOOPBACK
 from kvferry.config import load_config, settings
 from kvferry.errors import InvalidInput
-from kvferry.router_config import RouterConfig
+from kvferry.router_config import API_KEY_VARIABLE, RouterConfig
 from kvferry.setting_texts import setting_texts
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kvferry.config import ClusterConfig
 
 _SETTING_PREFIX = "setting:"
-_API_KEY_VARIABLE = "KVFERRY_API_KEY"
-"""Not a flag: everybody on a machine sees those of every process."""
 _INTERVAL_S = 1.0
 _INTERVAL_MIN_S = 0.2
 _TLS_FLAGS = (
@@ -70,7 +68,7 @@ def config_of(arguments: argparse.Namespace) -> ClusterConfig:
         if name.startswith(_SETTING_PREFIX) and text is not None
     }
     # Of the client commands; whoever has it in the environment may start a cluster, too.
-    settings_given = {name: os.environ[name] for name in os.environ if name != _API_KEY_VARIABLE}
+    settings_given = {name: os.environ[name] for name in os.environ if name != API_KEY_VARIABLE}
     return load_config(arguments.config, settings_given, given)
 
 
@@ -84,7 +82,7 @@ def add_address(command: argparse.ArgumentParser) -> None:
     )
     group = command.add_argument_group(
         "security",
-        f"PEM files; the API key, where one is needed, is taken from {_API_KEY_VARIABLE}",
+        f"PEM files; the API key, where one is needed, is taken from {API_KEY_VARIABLE}",
     )
     for name, text in _TLS_FLAGS:
         group.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
@@ -96,7 +94,7 @@ def client_of(arguments: argparse.Namespace) -> Client:
         tls_ca=arguments.tls_ca,
         tls_certificate=arguments.tls_certificate,
         tls_key=arguments.tls_key,
-        api_key=os.environ.get(_API_KEY_VARIABLE, ""),
+        api_key=os.environ.get(API_KEY_VARIABLE, ""),
     )
     return Client(*arguments.address.split(","), security=security)
 

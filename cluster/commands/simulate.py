@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.record import write_record
-from cluster.commands.bench_run import targets_of
+from bench.run_text import run_lines
 from cluster.commands.flags import add_command, add_settings, config_of
 from cluster.commands.route_text import explanation_lines
+from cluster.commands.run_records import add_targets, targets_of, write_to
 from cluster.commands.worker_deaths import death_of
 from kvferry.errors import InvalidInput
 from simulator.run_record import run_record
@@ -22,9 +22,8 @@ from simulator.workload import generated, read_workload
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
 
-    from simulator.run_columns import RunColumns
+    from bench.record import RunRecord
     from simulator.simulation import Simulation
     from simulator.workload import Workload
 
@@ -57,7 +56,7 @@ def add(commands: Any) -> None:
     group.add_argument(
         "--death", action="append", default=[], metavar="WORKER@S[+S]", help="when, and back after"
     )
-    group.add_argument("--targets", default="", help="ttft=2s,itl=100ms: of goodput, for --out")
+    add_targets(group, "for goodput")
     group.add_argument(
         "--explain", type=int, metavar="REQUEST", help="show why this one went where it went"
     )
@@ -97,11 +96,11 @@ def _simulate(arguments: argparse.Namespace) -> None:
     coming = workload.requests(count, rate, settings.page_size, settings.seed)
     columns = simulation.run(coming, deaths)
     simulation.check_idle()
+    load = {"mode": "open", "rate": rate}
+    record = run_record(settings, times, workload.name, load, columns, deaths, targets)
     if arguments.out is not None:
-        load = {"mode": "open", "rate": rate}
-        record = run_record(settings, times, workload.name, load, columns, deaths, targets)
-        write_record(record, arguments.out)
-    _print_summary(columns, simulation, as_json=arguments.json)
+        write_to(record, arguments.out)
+    _print_summary(record, simulation, as_json=arguments.json)
 
 
 def _settings_of(arguments: argparse.Namespace, times: StepTimes) -> SimSettings:
@@ -132,17 +131,18 @@ def _workload_of(arguments: argparse.Namespace) -> Workload:
     return read_workload(path, arguments.seed)
 
 
-def _print_summary(columns: RunColumns, simulation: Simulation, *, as_json: bool) -> None:
-    summary: Mapping[str, float | int] = columns.summary()
-    why = simulation.explanations
+def _print_summary(record: RunRecord, simulation: Simulation, *, as_json: bool) -> None:
+    why, number = simulation.explanations, simulation.explained
     if as_json:
-        told = [{"at_s": at_s, **dataclasses.asdict(each)} for at_s, each in why]
-        is_asked = simulation.explained is not None
-        print(json.dumps({**summary, "explained": told} if is_asked else summary))  # noqa: T201
+        summary = dict(record.summary)
+        if number is not None:
+            summary["explained"] = [
+                {"at_s": at_s, **dataclasses.asdict(each)} for at_s, each in why
+            ]
+        print(json.dumps(summary))  # noqa: T201
         return
-    lines = [f"{name:22} {value}" for name, value in summary.items()]
-    if simulation.explained is not None:
-        number = simulation.explained
+    lines = [*run_lines(record)]
+    if number is not None:
         lines += ["", f"request {number}: {len(why)} choices"]
         lines += [line for at_s, each in why for line in explanation_lines(at_s, each)]
     print("\n".join(lines))  # noqa: T201

@@ -21,11 +21,12 @@ from kvferry.clock import ManualClock
 from kvferry.membership import Membership, Role
 from kvferry.sampling import SamplingParams
 from router.policies.catalogue import Policy
-from router.policy import Demand, Placement, choose_route
+from router.policy import Demand, Placement
 from router.prompt_keys import prompt_keys
 from router.request import ClientRequest, TokenInput
 from router.validation import cache_use_of
 from tests.integration.test_routers_and_workers import CONFIG, PAGE, indexed, router_of
+from tests.support.chosen_route import choose_route
 from tests.support.digest_cluster import digest_cluster
 from tests.support.waiting import HANG_GUARD_S, wait_until
 

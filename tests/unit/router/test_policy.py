@@ -13,7 +13,8 @@ from kvferry.router_config import PolicyName
 from router.policies.catalogue import POLICIES
 from router.policies.history import PlacementHistory
 from router.policies.pool import Prompt
-from router.policy import CostModel, Demand, Placement, Route, choose_route
+from router.policy import CostModel, Demand, Placement, Route
+from tests.support.chosen_route import choose_route
 from tests.support.worker_states import WorkerState, cluster_view
 
 MODEL = CostModel(kv_bytes_per_token=1000, running_max=32)

@@ -18,7 +18,8 @@ from router.load import SLOTS_UNKNOWN, LoadBook
 from router.policies.catalogue import POLICIES
 from router.policies.history import PlacementHistory
 from router.policies.pool import Prompt
-from router.policy import CostModel, Demand, Placement, choose_route, name_hash
+from router.policy import CostModel, Demand, Placement, name_hash
+from tests.support.chosen_route import choose_route
 from tests.support.plain_route import copies_price_ms, costs_ms, uncached
 from tests.support.worker_states import WorkerState, cluster_view
 

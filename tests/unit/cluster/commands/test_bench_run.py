@@ -16,7 +16,8 @@ from bench.plan import (
 )
 from bench.record import LoadMode, Targets
 from cluster.cli import build_parser
-from cluster.commands.bench_run import part_of, plan_of, start_of, targets_of
+from cluster.commands.bench_run import part_of, plan_of, start_of
+from cluster.commands.run_records import targets_of
 from kvferry.errors import InvalidInput
 
 
